@@ -215,10 +215,9 @@ pub(super) fn signal_words(
 fn settings(config: &Config, comm: u64, world: World, memory: &Memory, nic: Option<&str>) -> Settings {
     let cpus = match &config.proxy_affinity {
         Affinity::Off => None,
-        Affinity::Near => Cpus::near_both(Path::new("/sys"), memory.pci_address().as_deref(), nic),
-        Affinity::List(list) => Cpus::parse(list),
+        Affinity::Near => Cpus::near_both(Path::new("/sys"), memory.pci_address().as_deref(), nic, Cpus::allowed),
+        Affinity::List(list) => Cpus::parse(list).and_then(|cpus| cpus.allowed()),
     };
-    let cpus = cpus.and_then(|cpus| cpus.allowed());
     let trace = config
         .trace
         .as_ref()

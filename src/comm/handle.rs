@@ -87,8 +87,7 @@ fn check(bytes: &[u8; BYTES]) -> Result<()> {
     if bytes[field::MAGIC] != MAGIC {
         return Err(Error::argument(
             "its handle was not made by oxygin: NCCL took another plugin there, its own where RDMA devices suit it; \
-             name oxygin by NCCL_GIN_PLUGIN and NCCL_RMA_PLUGIN on all ranks and, if some hosts have RDMA devices \
-             and others none, set OXYGIN_ENGINE=gdaki-soft, or NCCL_GIN_TYPE=2, on all",
+             name oxygin by NCCL_GIN_PLUGIN and NCCL_RMA_PLUGIN on all ranks",
         ));
     }
     let version = u16_at(bytes, field::VERSION);

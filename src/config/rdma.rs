@@ -190,8 +190,7 @@ pub(super) const RDMA: &[Variable] = &[
     Variable {
         name: "NCCL_IB_DATA_DIRECT",
         default: "1",
-        meaning:
-            "With `OXYGIN_ENGINE=gdaki`: whether GPU memory is registered with Data Direct where the device has it.",
+        meaning: "With the engine `gdaki`: whether GPU memory is registered with Data Direct where the device has it.",
         accepted: "an integer: on above 0",
         apply: |config, text| integer(text).map(|value| config.ib_data_direct = value > 0),
     },
@@ -199,7 +198,7 @@ pub(super) const RDMA: &[Variable] = &[
         name: "NCCL_GDAKI_USE_RELIABLE_DB",
         default: "0",
         meaning:
-            "With `OXYGIN_ENGINE=gdaki`: whether kernels ring mlx5 devices without a doorbell record. 1: they do, and \
+            "With the engine `gdaki`: whether kernels ring mlx5 devices without a doorbell record. 1: they do, and \
                   devices that need one are refused; 2: they do where the device can do without for queues of \
                   that depth.",
         accepted: "0, 1, 2",
@@ -216,7 +215,7 @@ pub(super) const RDMA: &[Variable] = &[
     Variable {
         name: "NCCL_GIN_GDAKI_NIC_HANDLER",
         default: "0",
-        meaning: "With `OXYGIN_ENGINE=gdaki`: who rings mlx5 devices. 0: kernels where the GPU can, else this process \
+        meaning: "With the engine `gdaki`: who rings mlx5 devices. 0: kernels where the GPU can, else this process \
                   for them; 1: this process; 2: kernels, and where the GPU cannot the device is refused.",
         accepted: "0, 1, 2",
         apply: |config, text| {

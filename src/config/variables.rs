@@ -305,7 +305,8 @@ const GENERAL: &[Variable] = &[
         name: "OXYGIN_STALL",
         default: "10",
         meaning: "The age, in seconds, at which a descriptor that is under way is named in the log, once, with its \
-                  context, peer and what it waits for.",
+                  context, peer and what it waits for; so are queues that a kernel of this library's keeps for so \
+                  long, which takes milliseconds.",
         accepted: "a number of seconds above 0 and up to 86400, fractions allowed",
         apply: |config, text| seconds(text).map(|value| config.stall = value),
     },

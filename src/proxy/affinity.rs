@@ -29,9 +29,15 @@ impl Cpus {
         Self::parse(&std::fs::read_to_string(file).ok()?)
     }
 
-    /// Those near both devices, where any are; else those near the first that says what is near it.
-    pub fn near_both(sys: &Path, gpu: Option<&str>, nic: Option<&str>) -> Option<Self> {
-        let near = |pci: Option<&str>| pci.and_then(|pci| Self::near(sys, pci));
+    /// Those near both devices, where any are; else those near the first that has any near it. `may` leaves out those
+    /// that may not be used.
+    pub fn near_both(
+        sys: &Path,
+        gpu: Option<&str>,
+        nic: Option<&str>,
+        may: impl Fn(&Self) -> Option<Self>,
+    ) -> Option<Self> {
+        let near = |pci: Option<&str>| may(&Self::near(sys, pci?)?);
         let (gpu, nic) = match (near(gpu), near(nic)) {
             (Some(gpu), Some(nic)) => (gpu, nic),
             (gpu, nic) => return gpu.or(nic),
@@ -95,9 +101,13 @@ mod tests {
             (Some(&silent), Some(&nic), Some(vec![1, 2, 3])),
             (Some(&silent), None, None),
         ] {
-            let found = Cpus::near_both(&sys, gpu.map(String::as_str), nic.map(String::as_str));
+            let any = |cpus: &Cpus| Some(cpus.clone());
+            let found = Cpus::near_both(&sys, gpu.map(String::as_str), nic.map(String::as_str), any);
             assert_eq!(found, near.map(Cpus), "{gpu:?} {nic:?}");
         }
+        // Where the one that is near both may not be used.
+        let but_1 = |cpus: &Cpus| Some(Cpus(cpus.0.iter().copied().filter(|cpu| *cpu != 1).collect()));
+        assert_eq!(Cpus::near_both(&sys, Some(&gpu), Some(&nic), but_1), Some(Cpus(vec![0])));
         std::fs::remove_dir_all(&sys).unwrap();
     }
 }

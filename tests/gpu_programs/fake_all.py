@@ -55,20 +55,25 @@ def main():
                 file.write("NET/Socket : Using [0]lo\n")
             else:
                 loaded = "/elsewhere/liboxygin.so" if mood == "other plugin" else plugin
-                by_itself = "own" if "NCCL_RMA_PLUGIN" not in os.environ else "nccl" if "NCCL_GIN_TYPE" in os.environ else "gdaki-soft"
-                if fabric == "verbs" and by_itself == "gdaki-soft":
-                    by_itself = "nccl"
+                with_rma, gin_type = "NCCL_RMA_PLUGIN" in os.environ, os.environ.get("NCCL_GIN_TYPE")
+                is_early = tuple(map(int, version.split("."))) < (2, 30, 7)
+                if is_early:
+                    by_itself = "own"
+                else:
+                    by_itself = "nccl" if gin_type == "2" else "gdaki" if fabric == "verbs" else "gdaki-soft"
                 fabric = "soft" if mood == "other fabric" else fabric
                 engine = os.environ.get("OXYGIN_ENGINE", by_itself)
-                table = "rma plugin oxygin (v16)" if "NCCL_RMA_PLUGIN" in os.environ else "gin plugin oxygin (v12)"
-                file.write(f"Successfully loaded external plugin {loaded}\nLoaded {table}\n")
+                file.write(f"Successfully loaded external plugin {loaded}\n")
+                if with_rma:
+                    file.write("Loaded rma plugin oxygin (v16)\n")
                 if engine == "nccl":
                     file.write(f"RMA/Plugin: Assigned plugin oxygin to comm\nfabric {fabric}\n")
                 else:
-                    assert "NCCL_GIN_TYPE" not in os.environ and "NCCL_GIN_PLUGIN" in os.environ
-                    if "NCCL_RMA_PLUGIN" in os.environ:
-                        file.write("Loaded gin plugin oxygin (v14)\n")
-                    file.write(f"GIN/Plugin: Assigned plugin oxygin type 3 to comm\nfabric {fabric}\n")
+                    assert gin_type in (None, "3") and "NCCL_GIN_PLUGIN" in os.environ
+                    file.write(f"Loaded gin plugin oxygin ({'v12' if is_early else 'v14'})\n")
+                    if with_rma or is_early:
+                        file.write("GIN/Plugin: Assigned plugin oxygin type 3 to comm\n")
+                    file.write(f"fabric {fabric}\n")
                     file.write(f"engine {'own' if mood == 'other engine' else engine}: 4 contexts\n")
                 if "OXYGIN_SOFT_TRANSPORT" in os.environ:
                     file.write("rank 1: over TCP\n")

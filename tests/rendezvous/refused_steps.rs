@@ -147,7 +147,7 @@ fn a_handle_of_another_plugin_or_version_is_refused_by_all_without_waiting() {
     for table in &tables {
         let mut ranks = listening(table);
         // NCCL's own plugin on that rank's host: what to set is named on every rank.
-        let foreign = ["rank 1", "was not made by oxygin", "OXYGIN_ENGINE=gdaki-soft", "NCCL_GIN_TYPE=2"];
+        let foreign = ["rank 1", "was not made by oxygin", "NCCL_GIN_PLUGIN", "NCCL_RMA_PLUGIN"];
         let ours = ranks[1].handles[1][..2].try_into().unwrap();
         for (bytes, why) in [([7, 7], &foreign[..]), (ours, &["version"])] {
             let mark = log::mark();

@@ -203,7 +203,8 @@ mod tests {
         let said = |code: i32, value: Option<&str>| {
             let mut section = Section::new("NCCL");
             let (engine, gin_type) = (EngineChoice::Auto, None);
-            let foreseen = Wanted { engine, gin_type, has_cuda: true, serves_kernels: false, is_elsewhere: false };
+            let (has_cuda, serves_kernels, has_nic, is_elsewhere) = (true, false, true, false);
+            let foreseen = Wanted { engine, gin_type, has_cuda, serves_kernels, has_nic, is_elsewhere };
             let wanted = select(code, foreseen, "oxygin").expect("a version that has plugins");
             note_unloading(&mut section, &wanted, &|_| value.map(str::to_owned));
             section.findings.iter().any(|f| f.subject == "NCCL_GIN_PLUGIN_REF_COUNT" && f.detail.contains("forgets"))

@@ -5,8 +5,8 @@ pub mod select;
 
 use crate::doctor::child;
 use crate::out;
-use oxygin::comm::fabrics::first_serves_kernels;
-use oxygin::config::Config;
+use oxygin::comm::fabrics::{first_serves_kernels, foreseen_promise};
+use oxygin::config::{Config, GdakiSignals};
 use oxygin::memory::gpu::has_driver;
 use select::{select, Selection, Wanted};
 use serde::Serialize;
@@ -81,7 +81,9 @@ pub fn wanted(config: &Config, library: Option<&Path>) -> Wanted {
     let has_cuda = child::holds(limit, has_driver);
     let is_elsewhere = !has_cuda && !library.is_some_and(find::is_rccl);
     let has_cuda = has_cuda || is_elsewhere;
-    Wanted { engine: config.engine, gin_type: config.gin_type, has_cuda, serves_kernels, is_elsewhere }
+    let needs_all = config.gdaki_signals == GdakiSignals::AllPeers;
+    let has_nic = !needs_all || child::holds(limit, || foreseen_promise(config).signals_of_all_peers);
+    Wanted { engine: config.engine, gin_type: config.gin_type, has_cuda, serves_kernels, has_nic, is_elsewhere }
 }
 
 /// The NCCL that the option names, or the first that is found, with its version number.

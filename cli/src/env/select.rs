@@ -62,8 +62,10 @@ pub struct Wanted {
     pub gin_type: Option<i32>,
     /// There is a CUDA driver, here or on the machine that is meant.
     pub has_cuda: bool,
-    /// Queues of this machine's RDMA device serve kernels.
+    /// Queues of this machine's RDMA device serve kernels, as far as can be tried without a GPU.
     pub serves_kernels: bool,
+    /// The software NIC suits kernels here: everywhere but over iWARP.
+    pub has_nic: bool,
     /// The machine that is meant is not this one: see [`ELSEWHERE`].
     pub is_elsewhere: bool,
 }
@@ -75,7 +77,7 @@ pub const ELSEWHERE: &str = "There is no CUDA driver here, which this NCCL needs
 /// What selects the plugin `value` (a path, or `oxygin`) in the NCCL of this version number. `Err` says why nothing
 /// can.
 pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, String> {
-    let Wanted { engine, gin_type, has_cuda, serves_kernels, is_elsewhere } = wanted;
+    let Wanted { engine, gin_type, has_cuda, serves_kernels, has_nic, is_elsewhere } = wanted;
     let tables = match code {
         ..22807 => return Err(format!("NCCL {} is too old: plugin tables for GIN begin with 2.28.7", spell(code))),
         22807..22907 => {
@@ -103,7 +105,7 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
         (true, EngineChoice::Gdaki) => "gdaki",
         (true, EngineChoice::GdakiSoft) => "gdaki-soft",
         (true, EngineChoice::Auto) if is_v14 && serves_kernels => "gdaki",
-        (true, EngineChoice::Auto) if is_v14 => "gdaki-soft",
+        (true, EngineChoice::Auto) if is_v14 && has_nic => "gdaki-soft",
         (true, _) => "own",
     };
     let mut s = Selection { variables: Vec::new(), tables, engine: name, notes: Vec::new() };
@@ -141,7 +143,7 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
         s.set("NCCL_GIN_TYPE", "-1", "any; its present value rules out the way that oxygin moves data on this version");
     }
     if own {
-        s.notes.push(suits(engine, is_v14).into());
+        s.notes.push(suits(engine, is_v14 && has_nic).into());
     }
     s.notes.extend(is_elsewhere.then(|| ELSEWHERE.into()));
     if code > NEWEST {
@@ -152,13 +154,13 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
 }
 
 /// Which kernels the plugin's queues suit.
-fn suits(engine: EngineChoice, is_v14: bool) -> &'static str {
+fn suits(engine: EngineChoice, has_nic: bool) -> &'static str {
     match engine {
         EngineChoice::Gdaki => {
             "the kernels must be compiled for all backends, as NCCL's headers do by default, or for GDAKI alone; no \
              mlx5 hardware has run this engine before its release, so each rank tries its device at connect"
         }
-        EngineChoice::Auto if is_v14 => suits(EngineChoice::GdakiSoft, is_v14),
+        EngineChoice::Auto if has_nic => suits(EngineChoice::GdakiSoft, has_nic),
         EngineChoice::GdakiSoft => {
             "the kernels must be compiled for all backends, as NCCL's headers do by default, or for GDAKI alone"
         }
@@ -175,7 +177,7 @@ mod tests {
     use EngineChoice::*;
 
     fn wanted(engine: EngineChoice, gin_type: Option<i32>) -> Wanted {
-        Wanted { engine, gin_type, has_cuda: true, serves_kernels: false, is_elsewhere: false }
+        Wanted { engine, gin_type, has_cuda: true, serves_kernels: false, has_nic: true, is_elsewhere: false }
     }
 
     fn names(code: i32, engine: EngineChoice, gin_type: Option<i32>) -> Vec<&'static str> {
@@ -212,6 +214,11 @@ mod tests {
         assert_eq!(
             [23004, 23203].map(|code| select(code, with_mlx5, "oxygin").expect("known").engine),
             ["own", "gdaki"]
+        );
+        let over_iwarp = select(23203, Wanted { has_nic: false, ..wanted(Auto, None) }, "oxygin").expect("known");
+        assert!(
+            over_iwarp.engine == "own" && over_iwarp.notes[0].contains("OXYGIN_ENGINE=gdaki-soft"),
+            "{over_iwarp:?}"
         );
         let tables = |code| select(code, wanted(Auto, None), "oxygin").expect("newer").tables;
         let all = [22907, 23004, 23007, 23102, 23203].map(tables);

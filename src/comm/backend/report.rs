@@ -96,6 +96,7 @@ mod tests {
             }
         }
     }
+
     #[test]
     fn a_machine_is_left_alone_where_something_else_decides() {
         let asking = Asking { is_v14: true, rma_in_use: true, nccl: Some(23_203) };

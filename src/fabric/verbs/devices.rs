@@ -23,6 +23,8 @@ pub struct DeviceInfo {
     pub port: u8,
     /// Path of the PCI function in sysfs, functions of one card merged as NCCL does; `None` for software devices.
     pub pci_path: Option<String>,
+    /// Address of its PCI function, as it is; `None` for software devices.
+    pub pci_address: Option<String>,
     /// System image GUID, as libibverbs gives it (network byte order in memory), which is what NCCL compares.
     pub guid: u64,
     /// Mbit/s; 0 when unknown.
@@ -106,10 +108,12 @@ struct Wishes<'a> {
 
 /// The ports of one device; a device that cannot even be opened counts as one unusable port.
 fn ports(verbs: &Arc<Verbs>, device: &DeviceRef, wishes: &Wishes) -> Vec<DeviceInfo> {
+    let path = real_path(&device.sysfs());
     let mut info = DeviceInfo {
         name: device.name(),
         port: 1,
-        pci_path: real_path(&device.sysfs()).map(|path| merge_functions(path, wishes.config.ib_merge_vfs)),
+        pci_address: path.as_ref().and_then(|path| Some(path.rsplit('/').next()?.to_owned())),
+        pci_path: path.map(|path| merge_functions(path, wishes.config.ib_merge_vfs)),
         guid: 0,
         speed_mbps: 0,
         link_layer: 0,

@@ -85,7 +85,7 @@ pub struct VerbsFabric {
     devx: Devx,
     /// Device and port, for messages.
     label: String,
-    /// On the PCI bus, but for the function's number, which is that of the card's first one.
+    /// On the PCI bus.
     pci_address: Option<String>,
     origin: Origin,
     /// On iWARP devices.
@@ -176,7 +176,7 @@ impl VerbsFabric {
             pd,
             devx,
             label,
-            pci_address: device.pci_path.as_ref().and_then(|path| Some(path.rsplit('/').next()?.to_owned())),
+            pci_address: device.pci_address.clone(),
             origin: Origin::new(config, device.port, gid, limits.vendor_id),
             iwarp,
             patience: config.timeout / 2,

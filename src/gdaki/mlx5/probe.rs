@@ -41,7 +41,7 @@ pub fn probe(device: &DeviceInfo, config: &Config) -> Result<Capabilities, Strin
     drop(devx);
     if config.gdaki_trial {
         let remedy = "set OXYGIN_GDAKI_TRIAL=0 beside OXYGIN_ENGINE=gdaki to go on all the same";
-        trial::run(device, config).map_err(|e| format!("{label}: {e}; {remedy}"))?;
+        trial::run(device, config).map_err(|e| format!("{e}; {remedy}"))?;
     }
     Ok(capabilities)
 }

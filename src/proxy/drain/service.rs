@@ -359,14 +359,16 @@ impl<C: Context, R: Ring> Drain<C, R> {
         if age < limit || std::mem::replace(said, true) {
             return None;
         }
-        let place = self.places.get(service.given.first()?.lane as usize)?;
+        let places = service.given.iter().filter_map(|given| self.places.get(given.lane as usize));
+        let mut kept = places.filter(|place| place.lane.is_served());
+        let first = kept.next()?;
         Some(format!(
             "context {}, queue to rank {}, and {} others: a kernel of this library's has had them for {age:.1?} \
              (OXYGIN_STALL), which gives them back within milliseconds, so entries of device code in them wait: this \
              GPU stands, for a debugger, another process or a fault that its driver has not told of",
-            self.commons[place.context as usize].number,
-            place.lane.peer,
-            service.given.len() - 1
+            self.commons[first.context as usize].number,
+            first.lane.peer,
+            kept.count()
         ))
     }
 

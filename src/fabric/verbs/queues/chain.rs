@@ -48,9 +48,9 @@ impl Stand {
         self.offset += u64::from(bytes);
     }
 
-    /// Whether a write to this window has to wait for the read that confirms those to another one.
-    fn is_elsewhere(&self, rkey: u32) -> bool {
-        self.unconfirmed.is_some_and(|place| place.rkey != rkey)
+    /// Whether the operation writes to another window than those before it, whose read comes first.
+    fn is_elsewhere(&self, op: &Op) -> bool {
+        op.kind != EntryKind::Get && self.unconfirmed.is_some_and(|place| place.rkey != op.rkey)
     }
 }
 
@@ -77,7 +77,7 @@ impl Drop for Chain {
 impl Queues {
     /// Posts one chain from the front of a lane's backlog; returns whether another may follow.
     pub(super) fn post_chain(&mut self, peer: u32, outcomes: &Outcomes) -> bool {
-        let (count, is_whole) = self.build(peer, outcomes.completed(peer));
+        let (count, may_follow) = self.build(peer, outcomes.completed(peer));
         if count == 0 {
             let more = self.post_looped(peer, outcomes) || self.post_flush(peer, outcomes);
             self.probe(peer, outcomes);
@@ -111,7 +111,7 @@ impl Queues {
         if rc != 0 {
             self.refused_chain(peer, peer, rc, named.is_some(), outcomes);
         }
-        rc == 0 && is_whole
+        rc == 0 && may_follow
     }
 
     /// Fills the chain with the next work requests of a lane; returns how many, and whether others may follow at once.
@@ -139,7 +139,7 @@ impl Queues {
                 break;
             }
             let (next, last) = op.next(stand.offset, self.device.max_msg);
-            if matches!(next, WorkRequest::Data(_)) && stand.is_elsewhere(op.rkey) {
+            if matches!(next, WorkRequest::Data(1..)) && stand.is_elsewhere(&op) {
                 break;
             }
             if matches!(next, WorkRequest::Signal(_)) && unfinished < NOTED {

@@ -17,7 +17,7 @@ const TELLING: [u64; 4] = [48, 56, 64 + 48, SECOND_LAST];
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Post {
-    /// Slot 0 of the send queue; 0: there is no such queue pair.
+    /// Slot 0 of the send queue; 0: nothing is posted, only what is there is told.
     pub ring: u64,
     /// Its doorbell record, and what is written there; 0: there is none.
     pub record: u64,
@@ -25,7 +25,7 @@ pub struct Post {
     /// The doorbell, or the word by which this process is asked to ring; and what is written there.
     pub bell: u64,
     pub bell_value: u64,
-    /// Entry 0 of the completion queue.
+    /// Entry 0 of the completion queue; 0: there is no such queue pair.
     pub completions: u64,
     /// The two send entries.
     pub entries: [u64; ENTRY_WORDS],
@@ -59,7 +59,7 @@ impl Post {
     /// What a completion entry, the first or the second, says: opcode and syndrome; `None`: nobody wrote it.
     pub fn completion(&self, which: usize) -> Option<(u8, u8)> {
         let [syndrome, last] = [self.told[2 * which], self.told[2 * which + 1]].map(u64::to_le_bytes);
-        (self.ring != 0 && last[7] != NEVER).then_some((last[7] >> 4, syndrome[7]))
+        (self.completions != 0 && last[7] != NEVER).then_some((last[7] >> 4, syndrome[7]))
     }
 }
 
@@ -105,7 +105,7 @@ impl Player {
 }
 
 fn tell(board: &mut TrialBoard, state: u64) {
-    for post in board.posts.iter_mut().filter(|post| post.ring != 0) {
+    for post in board.posts.iter_mut().filter(|post| post.completions != 0) {
         post.told = TELLING.map(|at| at_64(post.completions + at).load(Ordering::Relaxed));
     }
     for (i, word) in (0..).zip(&mut board.found) {

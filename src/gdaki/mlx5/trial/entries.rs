@@ -6,7 +6,7 @@ use crate::gdaki::entry::send::opcode;
 
 /// What the operations name, with keys by which memory begins at address 0.
 #[derive(Clone, Copy, Debug)]
-pub struct Trial {
+pub struct TrialKeys {
     pub lkey: u32,
     pub rkey: u32,
 }
@@ -60,7 +60,7 @@ fn pair(high: u32, low: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-impl Trial {
+impl TrialKeys {
     /// The memory's contents before.
     pub fn memory() -> Vec<u8> {
         let mut memory = vec![0; MEMORY_BYTES];
@@ -133,9 +133,9 @@ mod tests {
 
     #[test]
     fn the_entries_are_a_put_its_signal_and_a_counter_in_one_page() {
-        let trial = Trial { lkey: 7, rkey: 9 };
-        let [put, signal] = bytes(trial.put(0x0012_3456));
-        let [wait, count] = bytes(trial.count(0x0012_3457, 0x33));
+        let keys = TrialKeys { lkey: 7, rkey: 9 };
+        let [put, signal] = bytes(keys.put(0x0012_3456));
+        let [wait, count] = bytes(keys.count(0x0012_3457, 0x33));
         for (entry, index, queue) in [(&put, 0, 0x56), (&signal, 1, 0x56), (&wait, 0, 0x57), (&count, 1, 0x57)] {
             let view = View(entry);
             assert_eq!((view.index(), view.queue()), (index, 0x0012_3400 + queue));
@@ -144,9 +144,9 @@ mod tests {
         let Ok(Request::Write(to, from)) = View(&put).work() else { panic!("no put") };
         assert_eq!((to.address, to.key, from.first.address, from.first.key, from.first.len), (1024, 9, 0, 7, 64));
         assert!(from.second.is_none());
-        let memory = Trial::memory();
+        let memory = TrialKeys::memory();
         let word = |at: u64| u64::from_le_bytes(memory[at as usize..at as usize + 8].try_into().unwrap());
-        let [landed, not_counted] = [true, false].map(Trial::landed);
+        let [landed, not_counted] = [true, false].map(TrialKeys::landed);
         for (entry, at, to) in [(&signal, 1088, 2048), (&count, 1096, 2056)] {
             let Ok(Request::Add { remote, add, boundary: 0, fetched, .. }) = View(entry).work() else {
                 panic!("no addition")

@@ -21,8 +21,8 @@ use crate::proxy::drain::Work;
 use crate::proxy::idle::Rest;
 use crate::proxy::memory::{Block, Memory};
 use crate::sys::wait::{until, Wait};
-use board::{Player, Post, TrialBoard, COMPLETED};
-use entries::{Trial, MEMORY_BYTES, TARGET};
+use board::{Player, Post, TrialBoard, COMPLETED, LANDED_WORDS};
+use entries::{TrialKeys, MEMORY_BYTES, TARGET};
 use oxygin_ffi::cuda::{Context, CudaError, Kernel, Stream};
 use oxygin_ffi::verbs::Mr;
 use std::ffi::CStr;
@@ -42,13 +42,15 @@ const THREADS: u32 = 32;
 const ENTRY: &CStr = c"oxygin_trial";
 
 /// The kernel's text, which the driver wants to end with a zero.
-fn ptx() -> Result<&'static CStr> {
-    CStr::from_bytes_with_nul(concat!(include_str!("trial.ptx"), "\0").as_bytes())
-        .map_err(|e| Error::internal(format!("the trial kernel's text: {e}")))
-}
+const PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("trial.ptx"), "\0").as_bytes()) {
+    Ok(text) => text,
+    Err(_) => panic!("the PTX holds a zero"),
+};
 
 /// Makes a communicator of one rank on the port, a queue pair to itself, and tries it, in the calling thread's CUDA
-/// context if it has one. All of it is given back. Takes some milliseconds; at worst [`PATIENCE`].
+/// context if it has one. All of it is given back. Takes some milliseconds, and waits for the kernel for
+/// [`PATIENCE`] at most; calls of the driver that load and launch it may themselves wait for the application's kernels,
+/// as others do while a communicator is made.
 pub fn run(device: &DeviceInfo, config: &Config) -> Result<()> {
     let fabric = VerbsFabric::open_for(device, config, Arc::<Registry>::default(), true)?;
     fabric.join(World { rank: 0, nranks: 1 }, &[&fabric.hello()])?;
@@ -76,7 +78,7 @@ impl Tried {
         let request = SetRequest { shape, log_slots, counts: nic.capabilities.cross_channel, traffic_class: None };
         let mut memory = Memory::here()?;
         let places = QueueMemory::allocate(nic, &request, &mut memory)?;
-        let at = memory.device(&Trial::memory())?;
+        let at = memory.device(&TrialKeys::memory())?;
         let board = memory.shared(size_of::<TrialBoard>())?;
         let memory = Arc::new(memory);
         let on_gpu = memory.inspect(at, MEMORY_BYTES as u64, true)?;
@@ -94,20 +96,31 @@ impl Tried {
         // SAFETY: that many bytes, aligned, and nobody else's yet.
         unsafe { board.write(self.asks(queues)) };
         let mut ringing = self.set.ringing(1, &Arc::default());
-        let by = match self.memory.context() {
-            // SAFETY: the board and all that it names stay until `self` goes.
-            None => play(unsafe { Player::new(board) }, &mut ringing),
-            Some(context) => match launch(context, self.board.device, &mut ringing) {
-                Ok(true) => "a kernel",
-                Ok(false) => return Err(self.leave()),
-                Err(e) => return Err(cuda_error("the trial kernel", &e)),
-            },
+        let wanted = TrialKeys::landed(queues.companion.is_some());
+        let by = if self.memory.is_on_gpu() { "a kernel" } else { "a processor" };
+        let told = loop {
+            let ended = match self.memory.context() {
+                // SAFETY: the board and all that it names stay until `self` goes.
+                None => play(unsafe { Player::new(board) }, &mut ringing),
+                Some(context) => launch(context, self.board.device, &mut ringing),
+            };
+            match ended {
+                Ended::Yes => {}
+                Ended::NotBegun(e) => return Err(cuda_error("the trial kernel", &e).context(label)),
+                Ended::No(why) => return Err(self.leave(why).context(label)),
+            }
+            // SAFETY: whoever wrote it has ended.
+            let told = unsafe { board.read() };
+            if told.state != COMPLETED || told.found == wanted || began.elapsed() > LIMIT {
+                break told;
+            }
+            // On some platforms data comes on another way than completion entries, and later: once more, a look alone.
+            // SAFETY: as above.
+            unsafe { (*board).posts.iter_mut().for_each(|post| post.ring = 0) };
         };
-        // SAFETY: whoever wrote it has ended.
-        let told = unsafe { board.read() };
-        let verdict = verdict(&told).map_err(|why| {
+        let verdict = verdict(&told, &wanted).map_err(|why| {
             let state = self.set.state_of_first();
-            Error::system(format!("{} {why}; the queue pair {state}", tried(by)))
+            Error::system(format!("{} {why}; the queue pair {state}", tried(by))).context(label)
         });
         self.set.end();
         drop(self.key);
@@ -118,10 +131,10 @@ impl Tried {
 
     /// What the kernel is told.
     fn asks(&self, queues: &PeerQueues) -> TrialBoard {
-        let trial = Trial { lkey: self.key.lkey(), rkey: self.key.rkey() };
-        let main = post(&queues.main, trial.put(queues.main.number));
+        let keys = TrialKeys { lkey: self.key.lkey(), rkey: self.key.rkey() };
+        let main = post(&queues.main, keys.put(queues.main.number));
         let companion = queues.companion.as_ref().map_or_else(Post::default, |companion| {
-            post(companion, trial.count(companion.number, queues.main.completion_number))
+            post(companion, keys.count(companion.number, queues.main.completion_number))
         });
         TrialBoard {
             limit: LIMIT.as_nanos() as u64,
@@ -133,13 +146,16 @@ impl Tried {
 
     /// The kernel has not ended: it may still run, and then uses all of it.
     #[cold]
-    fn leave(self) -> Error {
+    fn leave(self, why: Option<CudaError>) -> Error {
         self.memory.keep();
         std::mem::forget(self);
-        Error::cuda(format!(
-            "a kernel that tries a queue pair has not ended for {PATIENCE:?}: kernels of the application hold the GPU; \
-             make communicators while none waits for another rank"
-        ))
+        match why {
+            Some(e) => cuda_error("the trial kernel", &e),
+            None => Error::cuda(format!(
+                "a kernel that tries a queue pair has not ended for {PATIENCE:?}: kernels of the application hold the \
+                 GPU; make communicators while none waits for another rank"
+            )),
+        }
     }
 }
 
@@ -165,8 +181,9 @@ fn tried(by: &str) -> String {
     format!("a put with a signal and a counter through a queue pair to itself, written and rung by {by},")
 }
 
-/// What comes of what the kernel saw: an error, in words, unless both operations completed and arrived.
-fn verdict(told: &TrialBoard) -> std::result::Result<(), String> {
+/// What comes of what the kernel saw: an error, in words, unless all operations completed and arrived. `wanted`: what
+/// is to be found then.
+fn verdict(told: &TrialBoard, wanted: &[u64; LANDED_WORDS]) -> std::result::Result<(), String> {
     for (post, whose) in told.posts.iter().zip(["its", "its companion's"]) {
         for which in [0, 1] {
             if let Some((opcode, syndrome)) = post.completion(which).filter(|(opcode, _)| *opcode != GOOD) {
@@ -184,8 +201,7 @@ fn verdict(told: &TrialBoard) -> std::result::Result<(), String> {
         };
         return Err(format!("did not complete within {LIMIT:?}: {whose} lost a doorbell or a completion entry"));
     }
-    let wanted = Trial::landed(told.posts[1].ring != 0);
-    match told.found.iter().zip(&wanted).position(|(found, wanted)| found != wanted) {
+    match told.found.iter().zip(wanted).position(|(found, wanted)| found != wanted) {
         None => Ok(()),
         Some(i) => Err(format!(
             "completed, and word {i} of what it was to write is {:#018x} in place of {:#018x}: what the device writes \
@@ -195,14 +211,23 @@ fn verdict(told: &TrialBoard) -> std::result::Result<(), String> {
     }
 }
 
+/// Whether what was to try the queue pair has ended.
+enum Ended {
+    Yes,
+    /// It was never launched.
+    NotBegun(CudaError),
+    /// It may still run: it has not ended in time, or its context has failed.
+    No(Option<CudaError>),
+}
+
 /// By this thread.
-fn play(mut player: Player, ringing: &mut [RingWork]) -> &'static str {
+fn play(mut player: Player, ringing: &mut [RingWork]) -> Ended {
     let wait = Wait::begin();
     while !player.step() {
         ring(ringing);
         wait.rest();
     }
-    "a processor"
+    Ended::Yes
 }
 
 fn ring(ringing: &mut [RingWork]) {
@@ -211,14 +236,20 @@ fn ring(ringing: &mut [RingWork]) {
     });
 }
 
-/// By a kernel; whether it has ended.
-fn launch(context: &Context, board: u64, ringing: &mut [RingWork]) -> std::result::Result<bool, CudaError> {
-    let Ok(ptx) = ptx() else { return Ok(false) };
-    let _current = context.enter()?;
-    let kernel = Kernel::load(context.cuda(), ptx, ENTRY)?;
-    let stream = Stream::create(context.cuda())?;
-    // SAFETY: the kernel has one parameter; what the board names stays until it has ended, or for ever (`leave`).
-    unsafe { kernel.launch(&stream, 1, THREADS, &mut [board]) }?;
+/// By a kernel.
+fn launch(context: &Context, board: u64, ringing: &mut [RingWork]) -> Ended {
+    let launched = (|| {
+        let current = context.enter()?;
+        let kernel = Kernel::load(context.cuda(), PTX, ENTRY)?;
+        let stream = Stream::create(context.cuda())?;
+        // SAFETY: the kernel has one parameter; what the board names stays until it has ended, or for ever (`leave`).
+        unsafe { kernel.launch(&stream, 1, THREADS, &mut [board]) }?;
+        Ok((current, kernel, stream))
+    })();
+    let (_current, kernel, stream) = match launched {
+        Ok(launched) => launched,
+        Err(e) => return Ended::NotBegun(e),
+    };
     let mut failed = None;
     let has_ended = until(Instant::now() + PATIENCE, || {
         ring(ringing);
@@ -227,18 +258,13 @@ fn launch(context: &Context, board: u64, ringing: &mut [RingWork]) -> std::resul
             true
         })
     });
-    match failed {
-        // Nothing of a context that has failed is touched any more.
-        Some(e) => {
-            std::mem::forget((kernel, stream));
-            Err(e)
-        }
-        None if has_ended => Ok(true),
-        None => {
-            std::mem::forget((kernel, stream));
-            Ok(false)
-        }
+    if has_ended && failed.is_none() {
+        // Before the context is left.
+        drop((kernel, stream));
+        return Ended::Yes;
     }
+    std::mem::forget((kernel, stream));
+    Ended::No(failed)
 }
 
 #[cfg(test)]
@@ -247,9 +273,9 @@ mod tests {
 
     #[test]
     fn whatever_is_wrong_is_said() {
-        let there = Post { ring: 1, ..Post::default() };
-        let good =
-            TrialBoard { state: COMPLETED, posts: [there; 2], found: Trial::landed(true), ..TrialBoard::default() };
+        let (there, wanted) = (Post { completions: 1, ..Post::default() }, TrialKeys::landed(true));
+        let verdict = |told: &TrialBoard| verdict(told, &wanted);
+        let good = TrialBoard { state: COMPLETED, posts: [there; 2], found: wanted, ..TrialBoard::default() };
         assert_eq!(verdict(&good), Ok(()));
         let nobody = 0xf1_u64 << 56;
         let waits = Post { told: [0, nobody, 0, nobody], ..there };
@@ -272,7 +298,7 @@ mod tests {
             other.found[word] ^= 1 << 40;
             assert!(verdict(&other).unwrap_err().contains(&format!("word {word} of")));
         }
-        let no_companion = TrialBoard { posts: [there, Post::default()], found: Trial::landed(false), ..good };
-        assert_eq!(verdict(&no_companion), Ok(()));
+        let no_companion = TrialBoard { posts: [there, Post::default()], found: TrialKeys::landed(false), ..good };
+        assert_eq!(super::verdict(&no_companion, &TrialKeys::landed(false)), Ok(()));
     }
 }
