@@ -4,6 +4,17 @@ use crate::error::{Error, Result};
 use oxygin_ffi::cuda::{Allocation, Context, Cuda, CudaError};
 use std::sync::Arc;
 
+/// A kernel's text, beside the file that names it, ended by a zero.
+macro_rules! ptx {
+    ($file:literal) => {
+        match std::ffi::CStr::from_bytes_with_nul(concat!(include_str!($file), "\0").as_bytes()) {
+            Ok(text) => text,
+            Err(_) => panic!("the PTX holds a zero"),
+        }
+    };
+}
+pub(crate) use ptx;
+
 /// What holds of the signals in a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalRules {

@@ -2,7 +2,7 @@
 
 use crate::harness::{here, Fake, Registered, V14_2};
 use crate::support::apart::is_elsewhere;
-use crate::support::common::{job, Job, Rank};
+use crate::support::common::{job, refused_job};
 use crate::support::kernel::Kernel;
 use crate::support::logged::{collect, lines, listen};
 use crate::support::nic::Ask;
@@ -103,16 +103,7 @@ fn all_else_that_a_set_needs_is_refused_in_turn() {
 /// Two ranks that do not come together. What was said of it.
 fn refused_connect(fake: &Fake, why: &str) -> Vec<String> {
     collect();
-    let together = Job::new(2);
-    std::thread::scope(|s| {
-        for rank in 0..2 {
-            let together = &together;
-            s.spawn(move || {
-                let refused = Rank::try_join(together, rank, 0, listen).err();
-                assert_eq!(refused, Some(NcclResult::INVALID_USAGE), "{why}");
-            });
-        }
-    });
+    refused_job(2, 0, why, listen);
     fake.check_clean();
     let said = lines().iter().map(|line| line.1.clone()).collect();
     said

@@ -4,7 +4,7 @@ use crate::harness::{verbs_path, Fake, V14_2};
 use crate::support::common::{job, ok, Job, Rank};
 use crate::support::cuda::{exports, Cuda};
 use crate::support::kernel::Kernel;
-use crate::support::logged::{collect, lines, listen};
+use crate::support::logged::{collect, lines, listen, said};
 use crate::support::nic::{read, write, Ask, Raw, Status, DUMP};
 use nccl_plugin_api::{NcclResult, PTR_CUDA};
 
@@ -19,7 +19,7 @@ fn take() -> (Fake, Cuda) {
 }
 
 fn has_said(words: &str) -> bool {
-    lines().iter().any(|line| line.1.contains(words))
+    said(&[words]) > 0
 }
 
 /// Two ranks, each on a GPU of its own, whose kernels put, count, signal and get.
@@ -220,8 +220,7 @@ fn refused_with(words: &[&str]) {
     let refused = Job::new(1);
     let joined = Rank::try_join(&refused, 0, 0, listen);
     assert_eq!(joined.err(), Some(NcclResult::INVALID_USAGE));
-    let is_one = |line: &(log::Level, String)| words.iter().all(|word| line.1.contains(word));
-    assert!(lines().iter().any(is_one), "{words:?}: {:#?}", lines());
+    assert!(said(words) > 0, "{words:?}: {:#?}", lines());
 }
 
 #[test]
@@ -267,8 +266,7 @@ fn this_process_rings_where_the_gpu_cannot() {
     });
     std::env::remove_var("NCCL_GDAKI_USE_RELIABLE_DB");
     let words = ["fake_0:1: ", "cuMemHostRegister", "PeerMappingOverride", "rings for kernels"];
-    let said = lines().iter().filter(|line| words.iter().all(|word| line.1.contains(word))).count();
-    assert_eq!(said, 2, "a line a rank: {:#?}", lines());
+    assert_eq!(said(&words), 2, "a line a rank: {:#?}", lines());
     fake.check_clean();
     cuda.check();
 }

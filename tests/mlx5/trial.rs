@@ -2,12 +2,11 @@
 
 use crate::harness::{here, verbs_path, Fake, Registered, V14_2};
 use crate::support::children::again;
-use crate::support::common::{job_begun, Job, Rank};
+use crate::support::common::{job_begun, refused_job};
 use crate::support::cuda::Cuda;
 use crate::support::kernel::Kernel;
-use crate::support::logged::{collect, lines, listen};
+use crate::support::logged::{collect, lines, listen, said};
 use crate::support::nic::{write, Ask};
-use nccl_plugin_api::NcclResult;
 use oxygin::comm::fabrics::first_serves_kernels;
 use oxygin::config::Config;
 
@@ -22,11 +21,6 @@ fn take(engine: &str, trial: &str) -> Fake {
     std::env::set_var("OXYGIN_GDAKI_TRIAL", trial);
     collect();
     fake
-}
-
-/// Lines with all these words.
-fn said(words: &[&str]) -> usize {
-    lines().iter().filter(|line| words.iter().all(|word| line.1.contains(word))).count()
 }
 
 #[track_caller]
@@ -45,16 +39,7 @@ fn others_are_taken(fake: &Fake, words: &[&str]) {
 /// Two ranks that are refused, for this reason.
 #[track_caller]
 fn refused(fake: &Fake, words: &[&str]) {
-    let together = Job::new(2);
-    std::thread::scope(|s| {
-        for rank in 0..2 {
-            let together = &together;
-            s.spawn(move || {
-                let refused = Rank::try_join(together, rank, 0, listen).err();
-                assert_eq!(refused, Some(NcclResult::INVALID_USAGE));
-            });
-        }
-    });
+    refused_job(2, 0, "a device that does not serve", listen);
     assert!(said(&[&["OXYGIN_ENGINE=gdaki (rank 0): "], words].concat()) > 0, "{words:?}: {:#?}", lines());
     fake.check_clean();
 }

@@ -307,6 +307,21 @@ impl Rank {
     }
 }
 
+/// Ranks on threads that connect refuses, all of them as `INVALID_USAGE`; `begun` runs in each between `init` and that.
+/// `why`: said if one is not.
+pub fn refused_job(nranks: usize, contexts: c_int, why: &str, begun: impl Fn() + Send + Sync) {
+    let job = Job::new(nranks);
+    std::thread::scope(|s| {
+        for rank in 0..nranks {
+            let (job, begun) = (&job, &begun);
+            s.spawn(move || {
+                let refused = Rank::try_join(job, rank, contexts, begun).err();
+                assert_eq!(refused, Some(NcclResult::INVALID_USAGE), "rank {rank}: {why}");
+            });
+        }
+    });
+}
+
 /// Runs `body` on `nranks` threads, each a rank with a set of `contexts` contexts, or with none.
 pub fn job(nranks: usize, contexts: c_int, body: impl Fn(&Rank) + Send + Sync) {
     job_begun(nranks, contexts, |_| (), body);

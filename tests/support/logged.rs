@@ -22,6 +22,11 @@ pub fn lines() -> MutexGuard<'static, Vec<(Level, String)>> {
     LINES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// How many of them have all these words.
+pub fn said(words: &[&str]) -> usize {
+    lines().iter().filter(|line| words.iter().all(|word| line.1.contains(word))).count()
+}
+
 /// Has this be the process's logger. The tables' first `init` would have it be the library's, so it comes before that.
 pub fn install() {
     let _ = log::set_logger(&Logged);

@@ -3,11 +3,11 @@
 
 use crate::harness::Fake;
 use crate::support::apart::is_elsewhere;
-use crate::support::common::{job, Job, Rank};
+use crate::support::common::{job, refused_job};
 use crate::support::kernel::{Kernel, WAYS};
 use crate::support::logged::{collect, lines, listen};
 use crate::support::nic::{read, write, Ask, Status};
-use nccl_plugin_api::{NcclResult, PTR_HOST};
+use nccl_plugin_api::PTR_HOST;
 
 /// The fake, and a software NIC over it. The tables keep the process's list of devices.
 fn take(signals: &str) -> Fake {
@@ -90,18 +90,7 @@ fn iwarp_devices_are_refused_unless_kernels_look_at_the_senders_puts_alone() {
     }
     let fake = take("all-peers");
     fake.set("iwarp", 1);
-    let refused = Job::new(2);
-    std::thread::scope(|s| {
-        for rank in 0..2 {
-            s.spawn({
-                let refused = &refused;
-                move || {
-                    let joined = Rank::try_join(refused, rank, 1, listen);
-                    assert_eq!(joined.err(), Some(NcclResult::INVALID_USAGE));
-                }
-            });
-        }
-    });
+    refused_job(2, 1, "iWARP", listen);
     let said = |level, words: &str| lines().iter().filter(|line| line.0 == level && line.1.contains(words)).count();
     assert!(said(log::Level::Warn, "OXYGIN_GDAKI_SIGNALS=per-peer") >= 2, "{:#?}", lines());
 }

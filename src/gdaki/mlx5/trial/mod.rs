@@ -15,7 +15,7 @@ use crate::fabric::verbs::{DeviceInfo, VerbsFabric};
 use crate::fabric::{Fabric, World};
 use crate::gdaki::entry::completion::GOOD;
 use crate::gdaki::view::{Handler, PeerQueues, QueuePair, SetShape};
-use crate::memory::gpu::cuda_error;
+use crate::memory::gpu::{cuda_error, ptx};
 use crate::memory::registry::Registry;
 use crate::proxy::drain::Work;
 use crate::proxy::idle::Rest;
@@ -40,12 +40,7 @@ const LOG_SLOTS: u32 = 5;
 const THREADS: u32 = 32;
 
 const ENTRY: &CStr = c"oxygin_trial";
-
-/// The kernel's text, which the driver wants to end with a zero.
-const PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("trial.ptx"), "\0").as_bytes()) {
-    Ok(text) => text,
-    Err(_) => panic!("the PTX holds a zero"),
-};
+const PTX: &CStr = ptx!("trial.ptx");
 
 /// Makes a communicator of one rank on the port, a queue pair to itself, and tries it, in the calling thread's CUDA
 /// context if it has one. All of it is given back. Takes some milliseconds, and waits for the kernel for

@@ -128,9 +128,9 @@ impl World {
         match wr.opcode {
             IBV_WR_RDMA_WRITE if len == 0 => IBV_WC_SUCCESS,
             IBV_WR_RDMA_WRITE => {
+                let ms = self.settings.get("lazy_writes", peer.device) as u64;
                 match self.at_peer(theirs, rdma.rkey, rdma.remote_addr, len, IBV_ACCESS_REMOTE_WRITE) {
-                    Some(to) if self.settings.get("lazy_writes", peer.device) != 0 => {
-                        let ms = self.settings.get("lazy_writes", peer.device) as u64;
+                    Some(to) if ms > 0 => {
                         let mut bytes = vec![0; len as usize];
                         let status = copy(local, bytes.as_mut_ptr() as u64, len);
                         let until = Instant::now() + Duration::from_millis(ms);

@@ -16,8 +16,9 @@ mod managed;
 pub use board::LaneRecord;
 
 use super::app::AppThread;
-use super::resident::{ptx, Code, Launch, Launches, Slot, SlotMemory, LOOK_EVERY, RELAY};
+use super::resident::{Code, Launch, Launches, Slot, SlotMemory, LOOK_EVERY, RELAY};
 use crate::fabric::lanes::{Position, Stage, LANES};
+use crate::memory::gpu::ptx;
 use board::{Board, Deal};
 use managed::Ranges;
 use std::sync::Arc;

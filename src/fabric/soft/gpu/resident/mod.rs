@@ -12,14 +12,3 @@ mod launches;
 pub use backoff::LAUNCH_SLOTS;
 pub use launcher::{Code, Launch, SlotMemory};
 pub use launches::{Launches, Slot, LOOK_EVERY, RELAY};
-
-/// A kernel's text, beside the file that names it, ended by a zero.
-macro_rules! ptx {
-    ($file:literal) => {
-        match std::ffi::CStr::from_bytes_with_nul(concat!(include_str!($file), "\0").as_bytes()) {
-            Ok(text) => text,
-            Err(_) => panic!("the PTX holds a zero"),
-        }
-    };
-}
-pub(super) use ptx;
