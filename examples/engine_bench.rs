@@ -12,7 +12,7 @@
 
 use nccl_plugin_api::descriptor::*;
 use oxygin::error::Result;
-use oxygin::fabric::{Context, Flush, Posted};
+use oxygin::fabric::{Context, Flush, Posted, Sent};
 use oxygin::memory::window::{Registration, Remote, Window, WindowFacts};
 use oxygin::proxy::descriptor::meaning::Terms;
 use oxygin::proxy::descriptor::queue::{Queue, QueueAddresses};
@@ -81,8 +81,8 @@ impl Context for AtOnce {
         false
     }
 
-    fn newest(&self, peer: u32) -> Seq {
-        Seq(self.completed[peer as usize].load(Ordering::Relaxed))
+    fn sent(&self, peer: u32) -> Sent {
+        Sent { newest: Seq(self.completed[peer as usize].load(Ordering::Relaxed)), bytes: 0 }
     }
 
     fn completed(&self, peer: u32) -> &AtomicU32 {

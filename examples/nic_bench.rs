@@ -8,7 +8,7 @@
 
 use oxygin::config::Ringing;
 use oxygin::error::Result;
-use oxygin::fabric::{Context, Flush, Posted};
+use oxygin::fabric::{Context, Flush, Posted, Sent};
 use oxygin::gdaki::soft::doorbell::DoorbellWords;
 use oxygin::gdaki::soft::keys::{Keys, SINK};
 use oxygin::gdaki::soft::meaning::{Counts, Terms};
@@ -63,8 +63,8 @@ impl Context for AtOnce {
     fn has_error(&self) -> bool {
         false
     }
-    fn newest(&self, _: u32) -> Seq {
-        Seq(self.0.load(Ordering::Relaxed))
+    fn sent(&self, _: u32) -> Sent {
+        Sent { newest: Seq(self.0.load(Ordering::Relaxed)), bytes: 0 }
     }
     fn completed(&self, _: u32) -> &AtomicU32 {
         &self.0

@@ -94,7 +94,7 @@ fn all_forms_have_the_numbers() {
     );
     let words: Vec<_> = line("12345678").split_whitespace().collect();
     assert_eq!(words[..5], ["1", "1", "12345678", "12345677", "1"]);
-    assert_eq!(words[6..], ["5.0G", "700000", "512ns", "8.2us", "131.1us", "0", "0", "open"]);
+    assert_eq!(words[6..], ["5.0G", "8.2us", "131.1us", "512ns", "700000", "0", "0", "open"]);
     assert!(words[5].starts_with("60") && words[5].ends_with('s'), "{words:?}");
     let words: Vec<_> = line(" 606 ").split_whitespace().collect();
     assert_eq!(words[..5], ["1", "1c", "606", "604", "2"], "{text}");
@@ -234,14 +234,17 @@ fn a_running_job_is_seen_by_queue_and_by_table() {
         let end = Instant::now() + LIMIT;
         loop {
             let later = perf.sets(2, way);
-            if entries(&later) > entries(&first) + 100 {
+            let times =
+                |s: &Value| s["lanes"].as_array().unwrap().iter().any(|l| l["posted_to_complete"]["count"] != 0);
+            if entries(&later) > entries(&first) + 100 && later.iter().any(times) {
                 let mut bytes = 0;
                 for lane in later.iter().flat_map(|s| s["lanes"].as_array().unwrap()) {
                     let number = |name: &str| lane[name].as_u64().expect(name);
                     assert!(number("completed") <= number("entries") && number("context") < 2, "{lane}");
                     bytes += number("bytes");
                 }
-                assert_eq!(bytes > 0, way == "engine", "{table}: {later:#?}");
+                // Some are signals alone.
+                assert!(bytes > 0 && bytes <= 8 * entries(&later), "{table}: {later:#?}");
                 break;
             }
             assert!(Instant::now() < end, "{table}: {first:#?} {later:#?}");

@@ -1,21 +1,24 @@
 //! Statistics of sets of contexts, for other processes to read: their pages, and what the calls of a table fill them
 //! with.
 //!
-//! The data path of a table counts nothing for this. Fabrics number operations and say up to which number they are
-//! complete; both are looked at from the table's progress function, which NCCL calls all the time: each context four
-//! times a second, one at a time, so that no call takes long. So there are numbers of operations, and no bytes, batches
-//! or times.
+//! The data path of a table adds up bytes for this and does nothing else. Fabrics number operations and say up to which
+//! number they are complete; all that is looked at from the table's progress function, which NCCL calls all the time:
+//! each context four times a second, one at a time, so that no call takes long. Times are those of samples.
+
+mod stopwatch;
 
 use super::coll::Coll;
 use super::contexts::Contexts;
 use super::fabrics::on_queues;
 use crate::fabric::Context;
+use crate::rma::seq::Seq;
 use crate::sys::sync::Mutex;
 use crate::telemetry::stats::layout::{State, Way};
 use crate::telemetry::stats::{now, About, Page};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
+use stopwatch::Stopwatch;
 
 /// Calls of progress between two looks at the clock.
 const LOOK_EVERY: u32 = 256;
@@ -62,6 +65,8 @@ impl Coll {
 #[derive(Default)]
 pub struct Published {
     calls: AtomicU32,
+    /// There is a sample.
+    samples: AtomicBool,
     state: Mutex<Table>,
 }
 
@@ -78,6 +83,9 @@ struct Table {
     is_off: bool,
     /// By context, then peer: what it saw last.
     seen: Vec<Seen>,
+    /// What is measured, and the peer that was last.
+    sample: Option<Stopwatch>,
+    sampled: u32,
 }
 
 /// Of a (context, peer).
@@ -100,6 +108,24 @@ impl Published {
         self.calls.store(calls, Ordering::Relaxed);
         if calls % LOOK_EVERY == 1 {
             self.look(set, owner);
+        } else if self.samples.load(Ordering::Relaxed) {
+            self.sample(set);
+        }
+    }
+
+    /// Goes on with the sample that there is.
+    #[cold]
+    fn sample(&self, set: &Contexts) {
+        let Some(mut table) = self.state.try_lock() else { return };
+        let Table { page: Some(page), sample, .. } = &mut *table else { return };
+        let Some(taken) = sample else { return };
+        let record = page.record(page.index(taken.context, taken.peer));
+        let goes_on = on_queues!(set.queues(), contexts => {
+            contexts.get(taken.context as usize).is_some_and(|context| taken.look(context, record, now))
+        });
+        if !goes_on {
+            *sample = None;
+            self.samples.store(false, Ordering::Relaxed);
         }
     }
 
@@ -117,23 +143,43 @@ impl Published {
             table.seen = vec![Seen::default(); table.page.as_ref().map_or(0, |page| page.len())];
         }
         table.looked = time;
-        let Table { page: Some(page), seen, next, .. } = &mut *table else { return };
+        let Table { page: Some(page), seen, next, sample, sampled, .. } = &mut *table else { return };
         page.set_published(time);
-        on_queues!(set.queues(), contexts => {
+        let moved = on_queues!(set.queues(), contexts => {
             *next = (*next + 1) % contexts.len().max(1);
-            publish(contexts, *next, set.nranks, page, seen, time);
+            publish(contexts, *next, set.nranks, page, seen, (time, *sampled))
         });
+        if let (None, Some((peer, newest))) = (&sample, moved) {
+            *sampled = peer;
+            *sample = Some(Stopwatch::new(*next as u32, peer, newest, time));
+            self.samples.store(true, Ordering::Relaxed);
+        }
     }
 }
 
-fn publish<C: Context>(contexts: &[C], number: usize, nranks: u32, page: &Page, seen: &mut [Seen], time: u64) {
+/// Stores a context's numbers. Returns one of the peers that have been sent something since the last time, the next one
+/// behind `last` if there is one, and its newest operation.
+fn publish<C: Context>(
+    contexts: &[C],
+    number: usize,
+    nranks: u32,
+    page: &Page,
+    seen: &mut [Seen],
+    (time, last): (u64, u32),
+) -> Option<(u32, Seq)> {
+    let (mut first, mut behind) = (None, None);
     if let Some(context) = contexts.get(number) {
         for peer in 0..nranks {
             let index = page.index(number as u32, peer);
-            let Some(seen) = seen.get_mut(index) else { return };
+            let Some(seen) = seen.get_mut(index) else { break };
             // In this order: what is complete was posted before.
             let completed = context.completed(peer).load(Ordering::Acquire);
-            let newest = context.newest(peer).0;
+            let sent = context.sent(peer);
+            let newest = sent.newest.0;
+            if newest != seen.newest {
+                let place = if peer > last { &mut behind } else { &mut first };
+                place.get_or_insert((peer, sent.newest));
+            }
             if (newest, completed) == (seen.newest, seen.completed) && (seen.since > 0 || newest == completed) {
                 continue;
             }
@@ -148,10 +194,12 @@ fn publish<C: Context>(contexts: &[C], number: usize, nranks: u32, page: &Page, 
             };
             let record = page.record(index);
             record.entries.store(seen.posted_all, Ordering::Relaxed);
+            record.bytes.store(sent.bytes, Ordering::Relaxed);
             record.completed.store(seen.completed_all, Ordering::Relaxed);
             record.under_way.store(seen.posted_all.saturating_sub(seen.completed_all), Ordering::Relaxed);
             record.oldest.store(seen.since, Ordering::Relaxed);
             record.state.store(State::Open as u64, Ordering::Relaxed);
         }
     }
+    behind.or(first)
 }

@@ -160,6 +160,15 @@ impl Posted {
     pub const NONE: Self = Self { taken: 0, last: Seq(0) };
 }
 
+/// What a (context, peer) was given, all in all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// The number of the newest operation, complete or not.
+    pub newest: Seq,
+    /// Bytes that operations move there or bring from there, signals and atomic operations aside.
+    pub bytes: u64,
+}
+
 /// Where this rank's device code looks how many of its entries to a peer are complete, and which operations of a batch
 /// are more than one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -275,9 +284,8 @@ pub trait Context: Send + Sync + 'static {
     /// The number of the newest operation to `peer` that is locally complete; lives as long as the context.
     fn completed(&self, peer: u32) -> &AtomicU32;
 
-    /// The number of the newest operation to `peer`, complete or not. For statistics: it may be waited for as long as
-    /// an operation is posted.
-    fn newest(&self, peer: u32) -> Seq;
+    /// What was posted to `peer` by now. For statistics: it may be waited for as long as an operation is posted.
+    fn sent(&self, peer: u32) -> Sent;
 
     /// Which atomic operations it carries out; the same for all contexts of a communicator. Where there are none, the
     /// fabric has said so once when contexts were made, and [`Context::post`] fails for each.

@@ -56,6 +56,11 @@ impl Common {
         self.is_dead
     }
 
+    /// Whether queryLastError shows a fault.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
     /// queryLastError shows a fault from here on.
     pub fn fail(&self) {
         self.failed.store(true, Ordering::Release);
@@ -450,7 +455,7 @@ impl<R: Ring> Lane<R> {
 /// is complete ([`Context::post_entries`]).
 fn flush_behind<C: Context>(context: &C, peer: u32, get: Seq) -> Result<Flush> {
     let completed = context.completed(peer).load(Ordering::Acquire);
-    let newest = context.newest(peer).0;
+    let newest = context.sent(peer).newest.0;
     // However long ago it was, numbers come again.
     let is_unfinished = newest.wrapping_sub(get.0) < newest.wrapping_sub(completed);
     if is_unfinished && !context.test(peer, get)? {

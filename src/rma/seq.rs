@@ -2,7 +2,7 @@
 
 /// The number of an operation on one (context, peer). Counts up from 1 and wraps; comparisons hold while fewer than
 /// 2^31 operations of one (context, peer) are unfinished.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Seq(pub u32);
 

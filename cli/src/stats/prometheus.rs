@@ -13,7 +13,7 @@ const METRICS: [(&str, &str, &str, Value, bool); 10] = [
     ("completed_total", "counter", "Entries or operations complete", |l| Some(l.completed as f64), true),
     ("under_way", "gauge", "Entries or operations not complete", |l| Some(l.under_way as f64), true),
     ("oldest_seconds", "gauge", "Age of the oldest of them", |l| Some(l.oldest.map_or(0.0, seconds)), true),
-    ("bytes_total", "counter", "Bytes that entries move", |l| Some(l.bytes as f64), false),
+    ("bytes_total", "counter", "Bytes that they move", |l| Some(l.bytes as f64), true),
     ("batches_total", "counter", "Batches posted", |l| Some(l.batches as f64), false),
     ("refused_total", "counter", "Malformed entries", |l| Some(l.refused as f64), false),
     ("dropped_total", "counter", "Entries that came to nothing", |l| Some(l.dropped as f64), false),
@@ -41,8 +41,10 @@ pub fn text(sets: &[Set]) -> String {
     let engine = || lanes.iter().filter(|(_, set, _)| set.way == Way::Engine);
     head(&mut out, "seen_to_posted_seconds", "histogram", "From the look at the queue to posted, of some batches");
     engine().for_each(|(labels, _, lane)| histogram(&mut out, "seen_to_posted_seconds", labels, &lane.posted));
-    head(&mut out, "posted_to_complete_seconds", "histogram", "From posted to complete, of entries");
-    engine().for_each(|(labels, _, lane)| histogram(&mut out, "posted_to_complete_seconds", labels, &lane.complete));
+    head(&mut out, "posted_to_complete_seconds", "histogram", "From posted to complete, of entries or some operations");
+    lanes
+        .iter()
+        .for_each(|(labels, _, lane)| histogram(&mut out, "posted_to_complete_seconds", labels, &lane.complete));
     head(&mut out, "published_seconds", "gauge", "Since somebody looked after a set's statistics");
     for set in sets {
         let _ = writeln!(out, "oxygin_published_seconds{{{}}} {}", of_set(set), seconds(set.published));

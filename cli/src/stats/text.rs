@@ -91,12 +91,11 @@ pub fn tables(sets: &[Set]) -> String {
             "  {:>4} {:>5} {:>12} {:>12} {:>6} {:>8}",
             "ctx", "peer", "entries", "complete", "open", "oldest"
         );
+        let _ = write!(out, " {:>8} {:>8} {:>8}", "bytes", "p50<", "p99<");
         let _ = match engine {
-            true => writeln!(
-                out,
-                " {:>8} {:>9} {:>8} {:>8} {:>8} {:>7} {:>7} state",
-                "bytes", "batches", "posted<", "p50<", "p99<", "refused", "dropped"
-            ),
+            true => {
+                writeln!(out, " {:>8} {:>9} {:>7} {:>7} state", "posted<", "batches", "refused", "dropped")
+            }
             false => writeln!(out),
         };
         for l in &s.lanes {
@@ -111,16 +110,15 @@ pub fn tables(sets: &[Set]) -> String {
                 l.under_way,
                 oldest
             );
+            let at = |time_of: Option<u64>| time_of.map_or("-".into(), time);
+            let (half, most) = (at(l.complete.quantile(0.5)), at(l.complete.quantile(0.99)));
+            let _ = write!(out, " {:>8} {half:>8} {most:>8}", count(l.bytes));
             if engine {
-                let at = |time_of: Option<u64>| time_of.map_or("-".into(), time);
                 let _ = write!(
                     out,
-                    " {:>8} {:>9} {:>8} {:>8} {:>8} {:>7} {:>7} {}",
-                    count(l.bytes),
-                    l.batches,
+                    " {:>8} {:>9} {:>7} {:>7} {}",
                     at(l.posted.quantile(0.5)),
-                    at(l.complete.quantile(0.5)),
-                    at(l.complete.quantile(0.99)),
+                    l.batches,
                     l.refused,
                     l.dropped,
                     state(l.state)

@@ -111,7 +111,7 @@ impl View {
                 peer(l),
                 count(l.entries),
                 format!("{}/s", count(m.entries as u64)),
-                only(format!("{}B/s", count(m.bytes as u64))),
+                format!("{}B/s", count(m.bytes as u64)),
                 count(l.under_way),
                 l.oldest.map_or("-".into(), time),
                 l.complete.quantile(0.99).map_or("-".into(), time),

@@ -7,7 +7,7 @@ use super::link::{TxQueue, LEAVE_WITHIN};
 use super::progress::Progress;
 use crate::error::Result;
 use crate::fabric::lanes::LaneServer;
-use crate::fabric::{CreditIndex, Flush, Posted};
+use crate::fabric::{CreditIndex, Flush, Posted, Sent};
 use crate::rma::atomic::Atomics;
 use crate::rma::op::Op;
 use crate::rma::seq::Seq;
@@ -170,8 +170,8 @@ impl crate::fabric::Context for Context {
         ATOMICS
     }
 
-    fn newest(&self, peer: u32) -> Seq {
-        self.tx_queues[peer as usize].lane.last()
+    fn sent(&self, peer: u32) -> Sent {
+        self.tx_queues[peer as usize].lane.sent()
     }
 
     fn completed(&self, peer: u32) -> &AtomicU32 {

@@ -4,9 +4,10 @@
 //! Only what ends the peer itself, or the way to it, fails the peer for all contexts.
 
 use crate::error::{Error, Kind, Result};
+use crate::fabric::Sent;
 use crate::rma::op::Op;
 use crate::rma::seq::Seq;
-use std::sync::atomic::{fence, AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Whether an error ends its peer for all contexts: it is gone, or what it says cannot be trusted.
@@ -74,6 +75,8 @@ pub struct Lane {
     /// The kernel copies for its first operation. Changed under the lock that its operations are behind.
     copying: AtomicBool,
     posted: AtomicU32,
+    /// Bytes of all operations that were posted.
+    bytes: AtomicU64,
     completed: AtomicU32,
     paid: AtomicU32,
     place: AtomicU32,
@@ -90,7 +93,8 @@ impl Lane {
         let (posted, completed, paid) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
         let (stopped, copying) = (AtomicBool::new(false), AtomicBool::new(false));
         let (fault, place) = (Health::default(), AtomicU32::new(Self::NO_PLACE));
-        Self { context, peer, health, fault, stopped, copying, posted, completed, paid, place }
+        let bytes = AtomicU64::new(0);
+        Self { context, peer, health, fault, stopped, copying, posted, bytes, completed, paid, place }
     }
 
     /// Begins nothing more of it: a fault is about to be told.
@@ -184,6 +188,17 @@ impl Lane {
         let seq = Seq(self.posted.load(Ordering::Relaxed)).next();
         self.posted.store(seq.0, Ordering::Relaxed);
         seq
+    }
+
+    /// So many bytes more, of operations that have numbers. The caller holds whatever orders posting on this lane.
+    #[inline]
+    pub fn count(&self, bytes: u64) {
+        self.bytes.store(self.bytes.load(Ordering::Relaxed).wrapping_add(bytes), Ordering::Relaxed);
+    }
+
+    /// What it was given.
+    pub fn sent(&self) -> Sent {
+        Sent { newest: self.last(), bytes: self.bytes.load(Ordering::Relaxed) }
     }
 
     /// The last number taken.

@@ -2,14 +2,14 @@
 
 use super::atomic::ATOMICS;
 use super::bounce::Bounce;
-use super::lane::{self, EntryKind};
+use super::lane::{self, EntryKind, Lane};
 use super::outcome::Outcomes;
 use super::progress::Progress;
 use super::queues::{PostBatch, Queues, Taken};
 use super::regions::DeviceRegions;
 use super::template::{Again, Windows};
 use crate::error::{Error, Result};
-use crate::fabric::{Context, Flush, Posted};
+use crate::fabric::{Context, Flush, Posted, Sent};
 use crate::rma::atomic::Atomics;
 use crate::rma::op::{Op, Put};
 use crate::rma::refusal::Refusal;
@@ -394,8 +394,8 @@ impl Context for VerbsContext {
         }
     }
 
-    fn newest(&self, peer: u32) -> Seq {
-        Seq(self.shared.queues.lock().lanes.get(peer as usize).map_or(0, |lane| lane.issued()))
+    fn sent(&self, peer: u32) -> Sent {
+        self.shared.queues.lock().lanes.get(peer as usize).map_or(Sent::default(), Lane::sent)
     }
 
     fn completed(&self, peer: u32) -> &AtomicU32 {

@@ -4,8 +4,10 @@ use super::atomic::Loops;
 use super::bounce::Values;
 use super::regions::Brought;
 use super::template::Template;
+use crate::fabric::Sent;
 use crate::rma::atomic::Atomic;
 use crate::rma::op::{Get, Put, Signal, Value};
+use crate::rma::seq::Seq;
 use oxygin_ffi::verbs::types::{ibv_qp, ibv_wr_rdma};
 use std::collections::VecDeque;
 
@@ -230,6 +232,8 @@ pub struct Lane {
     pub loops: Loops,
     /// Where gets brought device memory since the last flush.
     pub brought: Vec<Brought>,
+    /// Bytes of all operations that were taken.
+    bytes: u64,
     notes: Notes,
 }
 
@@ -260,6 +264,7 @@ impl Lane {
             values: Values::default(),
             loops: Loops::default(),
             brought: Vec::new(),
+            bytes: 0,
             notes: Notes { remote: [0; NOTED], len: [0; NOTED] },
         }
     }
@@ -272,6 +277,17 @@ impl Lane {
     /// The newest operation's number.
     pub fn issued(&self) -> u32 {
         self.newest as u32
+    }
+
+    /// What it was given.
+    pub fn sent(&self) -> Sent {
+        Sent { newest: Seq(self.issued()), bytes: self.bytes }
+    }
+
+    /// So many bytes more, of an operation that was taken.
+    #[inline(always)]
+    pub fn count(&mut self, bytes: u64) {
+        self.bytes = self.bytes.wrapping_add(bytes);
     }
 
     /// The request of the next operation if that may go straight to the device.

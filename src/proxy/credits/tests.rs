@@ -1,6 +1,6 @@
 use super::*;
 use crate::error::{Error, Result};
-use crate::fabric::{Flush, Posted};
+use crate::fabric::{Flush, Posted, Sent};
 use crate::rma::atomic::Atomics;
 use crate::rma::op::Put;
 use proptest::prelude::*;
@@ -170,8 +170,8 @@ impl Context for Model {
     fn completed(&self, peer: u32) -> &AtomicU32 {
         &self.completed[peer as usize]
     }
-    fn newest(&self, peer: u32) -> Seq {
-        Seq(self.posted[peer as usize].load(Ordering::Relaxed))
+    fn sent(&self, peer: u32) -> Sent {
+        Sent { newest: Seq(self.posted[peer as usize].load(Ordering::Relaxed)), bytes: 0 }
     }
     fn atomics(&self) -> Atomics {
         Atomics::NONE

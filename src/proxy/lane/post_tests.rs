@@ -1,6 +1,6 @@
 use super::*;
 use crate::error::Error;
-use crate::fabric::{CreditIndex, Flush};
+use crate::fabric::{CreditIndex, Flush, Sent};
 use crate::proxy::credits::{CreditWord, Owed};
 use crate::proxy::drain::{Drain, Kept, Work};
 use crate::proxy::idle::Rest;
@@ -123,7 +123,7 @@ impl Context for AtOnce {
         assert!(matches!(ops, [Op::Value(_)]), "all entries are the fabric's to count");
         // What failed it takes no entries; the word that gives them back it stores.
         let taken = self.fails.load(Ordering::Relaxed).into();
-        Ok(Posted { taken, last: self.newest(1) })
+        Ok(Posted { taken, last: self.sent(1).newest })
     }
     unsafe fn post_entries(&self, _: u32, ops: &[Op], _: CreditIndex, begin: impl FnOnce(usize)) -> Result<Posted> {
         let taken = ops.len().min(self.most);
@@ -159,8 +159,8 @@ impl Context for AtOnce {
     fn completed(&self, _: u32) -> &AtomicU32 {
         &self.done
     }
-    fn newest(&self, _: u32) -> Seq {
-        Seq(self.done.load(Ordering::Relaxed))
+    fn sent(&self, _: u32) -> Sent {
+        Sent { newest: Seq(self.done.load(Ordering::Relaxed)), bytes: 0 }
     }
     fn atomics(&self) -> Atomics {
         Atomics::NONE

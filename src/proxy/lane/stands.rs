@@ -1,7 +1,7 @@
 //! The fabric of tests of lanes and of drains.
 
 use crate::error::{Error, Result};
-use crate::fabric::{Context, Flush, Posted};
+use crate::fabric::{Context, Flush, Posted, Sent};
 use crate::rma::atomic::Atomics;
 use crate::rma::op::Op;
 use crate::rma::seq::Seq;
@@ -75,8 +75,8 @@ impl Context for Stands {
     fn completed(&self, _: u32) -> &AtomicU32 {
         &self.completed
     }
-    fn newest(&self, _: u32) -> Seq {
-        Seq(self.posted.load(Ordering::Relaxed))
+    fn sent(&self, _: u32) -> Sent {
+        Sent { newest: Seq(self.posted.load(Ordering::Relaxed)), bytes: 0 }
     }
     fn atomics(&self) -> Atomics {
         Atomics::NONE

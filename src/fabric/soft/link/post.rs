@@ -51,6 +51,7 @@ impl Link {
             return Ok(Posted::NONE);
         }
         begin(ops.len());
+        lane.count(ops.iter().map(Op::len).sum());
         let (mut pushed, mut done, mut last) = (0, 0, None);
         let near = if lane.is_idle() { self.route.near() } else { None };
         if let Some(mut port) = near {

@@ -22,6 +22,7 @@ impl Queues {
             return None;
         }
         let (first, logged) = lane.template.fill(put);
+        lane.count(put.len);
         let lane = &raw mut *lane;
         // SAFETY: the lane's work requests are filled in; the caller vouches for the range.
         unsafe { self.post(lane, request, first, logged, outcomes) };
@@ -57,7 +58,9 @@ impl Queues {
         let lane = unsafe { self.lanes.get_unchecked_mut(peer as usize) };
         let Some(request) = lane.admits() else { return false };
         let Some(first) = lane.template.again(a) else { return false };
-        let logged = Logged { remote: lane.template.remote(), len: a.size() as u32 };
+        let size = a.size();
+        lane.count(size);
+        let logged = Logged { remote: lane.template.remote(), len: size as u32 };
         // Before the device is called, so that nothing has to be kept for afterwards.
         // SAFETY: writable (caller).
         unsafe { a.store(request as *mut c_void) };

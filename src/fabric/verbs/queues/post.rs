@@ -34,6 +34,7 @@ impl Queues {
         for op in batch.ops {
             let Some(entry) = lane.entry(peer, op, batch, inline, outcomes) else { break };
             posted = Posted { taken: posted.taken + 1, last: lane.push(entry) };
+            lane.count(op.len());
             let brought = match op {
                 op::Op::Get(get) if get.len > 0 => Some((get.local, get.lkey)),
                 op::Op::Atomic(atomic) => atomic.fetched.map(|f| (f.local, f.lkey)),

@@ -1,0 +1,82 @@
+//! How long operations of a table take, of some of them, seen from its progress function.
+//!
+//! The data path notes no times. NCCL calls progress all the time, between its posts and its tests, so what was posted
+//! and what became complete since the last call is known to a few microseconds; for a short while after each look at
+//! a context one of its peers is watched that closely. A time begins with the last call before which the operation was
+//! not posted, and ends with the first one that finds it complete: it is never too short.
+
+use crate::fabric::Context;
+use crate::rma::seq::Seq;
+use crate::telemetry::stats::layout::{bucket, Record};
+use std::sync::atomic::Ordering;
+
+/// Calls of progress that look for a new operation after each look at a context: what the clock takes for so many is
+/// some 10 µs.
+const CALLS: u32 = 256;
+
+/// What is being measured.
+#[derive(Clone, Copy)]
+enum Phase {
+    /// The next operation behind this one, which was not posted at that time.
+    Next(Seq, u64),
+    /// Until this operation is complete, which was posted behind that time.
+    Under(Seq, u64),
+}
+
+/// A (context, peer) that is watched.
+pub struct Stopwatch {
+    /// Its context.
+    pub context: u32,
+    /// Its peer.
+    pub peer: u32,
+    left: u32,
+    phase: Phase,
+}
+
+impl Stopwatch {
+    /// From now on, when `newest` is the newest operation.
+    pub fn new(context: u32, peer: u32, newest: Seq, now: u64) -> Self {
+        Self { context, peer, left: CALLS, phase: Phase::Next(newest, now) }
+    }
+
+    /// Progress was called. Returns whether it goes on: one that has begun does until it is complete.
+    pub fn look(&mut self, context: &impl Context, record: &Record, now: impl FnOnce() -> u64) -> bool {
+        match self.phase {
+            Phase::Next(newest, before) => {
+                if self.left == 0 {
+                    return false;
+                }
+                self.left -= 1;
+                let (now, sent) = (now(), context.sent(self.peer).newest);
+                self.phase = match sent == newest {
+                    true => Phase::Next(newest, now),
+                    false => Phase::Under(newest.next(), before),
+                };
+                if let Phase::Under(seq, since) = self.phase {
+                    self.end(context, record, seq, since, || now);
+                }
+            }
+            Phase::Under(seq, since) => self.end(context, record, seq, since, now),
+        }
+        true
+    }
+
+    /// Counts the time of an operation that is complete.
+    fn end(&mut self, context: &impl Context, record: &Record, seq: Seq, since: u64, now: impl FnOnce() -> u64) {
+        if !seq.is_done(Seq(context.completed(self.peer).load(Ordering::Acquire))) {
+            return;
+        }
+        let now = now();
+        let ns = now.saturating_sub(since);
+        // One caller at a time, under the lock of what publishes the page.
+        let add =
+            |word: &std::sync::atomic::AtomicU64, n| word.store(word.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+        add(&record.complete[bucket(ns)], 1);
+        add(&record.complete_ns, ns);
+        self.phase = Phase::Next(context.sent(self.peer).newest, now);
+    }
+}
+
+#[cfg(test)]
+#[path = "stopwatch_tests.rs"]
+mod tests;
