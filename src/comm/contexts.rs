@@ -277,10 +277,13 @@ impl Contexts {
         on_queues!(&self.queues, q => all(q))
     }
 
-    /// Whether anything failed on any of them.
+    /// Whether anything failed on any of them. Where this library's engine drains queues of device code, its threads
+    /// look after all that can fail, and this is a load.
     pub fn has_error(&self) -> bool {
-        self.device.get().is_some_and(DeviceQueues::has_error)
-            || on_queues!(&self.queues, q => q.iter().any(|c| c.has_error()))
+        match self.device.get() {
+            Some(device) => device.has_error(),
+            None => on_queues!(&self.queues, q => q.iter().any(|c| c.has_error())),
+        }
     }
 }
 

@@ -3,7 +3,9 @@
 use crate::support::common::job;
 use crate::support::device::{entry, own, Ask, Device};
 use crate::support::logged::{collect, lines, listen};
+use crate::support::variable::Variable;
 use nccl_plugin_api::descriptor::*;
+use std::time::{Duration, Instant};
 
 /// A malformed descriptor fails its context alone: nothing moves, credits go on, the others work.
 #[test]
@@ -83,4 +85,37 @@ fn a_deregistered_window_is_refused() {
         r.job.barrier.wait();
         device.destroy();
     });
+}
+
+/// A small put is complete before its peer has seen it. That the peer refuses it shows although nothing is under way
+/// then and device code writes nothing more: the engine's threads look after that.
+#[test]
+fn what_a_peer_refuses_behind_its_completion_is_told_of() {
+    const WITHIN: Duration = Duration::from_secs(3);
+    for transport in ["auto", "tcp"] {
+        let _turn = own();
+        let _way = Variable::set("OXYGIN_SOFT_TRANSPORT", transport);
+        job(2, 1, |r| {
+            let window = r.window(64, 0);
+            let handle = window.handle as u64;
+            // The last of several contexts: threads look at some of them at a time.
+            let device = Device::new(r, Ask { contexts: 5, ..Ask::default() });
+            if r.rank == 1 {
+                r.dereg(&window);
+            }
+            r.job.barrier.wait();
+            if r.rank == 0 {
+                device.post(4, 1, entry(OP_PUT, 8).first(0, handle).second(8, handle));
+                device.flush(4, 1);
+                let end = Instant::now() + WITHIN;
+                while !device.has_error() {
+                    assert!(Instant::now() < end, "{transport}");
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+            r.job.barrier.wait();
+            assert_eq!(device.has_error(), r.rank == 0, "{transport}");
+            device.destroy();
+        });
+    }
 }

@@ -3,27 +3,12 @@
 use crate::support::common::job;
 use crate::support::device::{entry, own, wait, Ask, Device};
 use crate::support::logged::{collect, lines, listen};
+use crate::support::variable::Variable;
 use nccl_plugin_api::descriptor::*;
 use oxygin::telemetry::stats::layout::{State, Way};
 use oxygin::telemetry::stats::read::{sets, Set};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-/// A variable that is there for one test; the turn is held.
-struct Variable(&'static str);
-
-impl Variable {
-    fn set(name: &'static str, value: &str) -> Self {
-        std::env::set_var(name, value);
-        Self(name)
-    }
-}
-
-impl Drop for Variable {
-    fn drop(&mut self) {
-        std::env::remove_var(self.0);
-    }
-}
 
 /// The set of this rank, as another process reads it. One rank looks at a time: while a page is looked at, its reader
 /// has it open in this process too, and a page that was just closed would still be found.

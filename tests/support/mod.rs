@@ -15,3 +15,4 @@ pub mod processes;
 pub mod release;
 pub mod tasks;
 pub mod turn;
+pub mod variable;
