@@ -209,3 +209,7 @@ impl Fault {
         )
     }
 }
+
+#[cfg(test)]
+#[path = "meaning_tests.rs"]
+mod tests;
