@@ -1,11 +1,13 @@
 //! The lane kernel as a fabric's: which queues it can serve, into whose memory it may store, and at whose gates it is.
 
+mod reach;
+
 use super::gpu::lane_kernel::{LaneKernel, LaneRecord};
-use super::gpu::{Engine, Use};
+use super::gpu::Engine;
 use super::link::RouteKind;
 use super::progress::Progress;
 use crate::fabric::lanes::{self, LaneView, Position, Stage, WindowView, LONGEST, WINDOWS};
-use crate::memory::key::Key;
+use reach::Reach;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -73,8 +75,8 @@ pub struct Lanes {
     kernel: Option<Box<LaneKernel>>,
     /// This rank's own gate first: its windows may go as well.
     inside: Vec<Inside>,
-    /// Keeps windows of other processes mapped.
-    uses: Vec<Use>,
+    /// Where the windows of the lanes are, which it keeps.
+    reach: Reach,
     polls: u32,
     has_failed: bool,
 }
@@ -87,32 +89,10 @@ impl Lanes {
             shared,
             kernel: None,
             inside: Vec::new(),
-            uses: Vec::new(),
+            reach: Reach::default(),
             polls: 0,
             has_failed: false,
         })
-    }
-
-    /// Where the kernel finds `len` bytes of a peer's window, and whether that is on another GPU.
-    fn reach(&mut self, peer: u32, rkey: u32, base: u64, len: u64) -> Option<(u64, bool)> {
-        let (shared, key) = (&self.shared, Key(rkey));
-        if !key.is_on_gpu() {
-            return None;
-        }
-        if let Some(engine) = engine_at(shared, peer) {
-            let (own, its) = (shared.engine.gpu()?, engine.gpu()?);
-            let is_reached = own == its || key.is_open() && shared.engine.adds_at(its);
-            return (is_reached && engine.has_window(rkey, base, len)).then_some((base, own != its));
-        }
-        if shared.link(peer).way() != RouteKind::Near || !shared.neighbours.get(peer)?.has_window(key.number()) {
-            return None;
-        }
-        let found = shared.share.find(peer, key.number(), base, len)?;
-        if !shared.engine.adds_at(found.home) {
-            return None;
-        }
-        self.uses.push(found.used);
-        Some((found.addr, shared.engine.gpu() != Some(found.home)))
     }
 
     /// A queue as the kernel is to know it; `None`: it cannot serve it.
@@ -126,13 +106,15 @@ impl Lanes {
         }
         if view.signals > 0 {
             let len = 8 * u64::from(view.signals);
-            (record.signals, record.is_far) = self.reach(view.peer, view.signals_key, view.signals_at, len)?;
+            (record.signals, record.is_far) =
+                self.reach.peers(&self.shared, view.peer, view.signals_key, view.signals_at, len)?;
         }
         let mut any = view.signals > 0;
         for (at, window) in view.windows.iter().enumerate().filter(|(_, window)| window.handle != 0) {
             let WindowView { lkey, base, len, rkey, remote_base, remote_len, .. } = *window;
-            let is_here = Key(lkey).is_on_gpu() && self.shared.engine.has_window(lkey, base, len);
-            match self.reach(view.peer, rkey, remote_base, remote_len).filter(|_| is_here) {
+            let is_here = self.reach.has_own(&self.shared, lkey, base, len);
+            let reached = self.reach.peers(&self.shared, view.peer, rkey, remote_base, remote_len);
+            match reached.filter(|_| is_here) {
                 Some((remote, is_far)) => {
                     (record.windows[at], any) = (remote, true);
                     record.is_far |= is_far;
@@ -158,7 +140,7 @@ impl Lanes {
     }
 
     fn leave_all(&mut self) {
-        self.uses.clear();
+        self.reach.clear();
         self.inside.drain(..).for_each(|inside| inside.leave(&self.shared));
     }
 
@@ -287,7 +269,10 @@ impl Drop for Lanes {
     fn drop(&mut self) {
         match self.kernel.take() {
             // It may still run, and so does whoever let go of this: nobody may use the kernel, nor unmap what it knows.
-            Some(kernel) if kernel.is_serving() => std::mem::forget((kernel, std::mem::take(&mut self.uses))),
+            Some(kernel) if kernel.is_serving() => {
+                std::mem::forget(kernel);
+                self.reach.leak();
+            }
             kernel => {
                 self.kernel = kernel;
                 self.give_back();

@@ -118,7 +118,7 @@ impl Wish {
                 Some(Meaning::Op(Op::Value(Value { payload, rkey, remote, signal, more: false }), finish))
             }
             OP_VA_SIGNAL if self.counter.is_none() => {
-                signal.is_some().then(|| Meaning::Op(Op::Put(nothing), Finish::NONE))
+                signal.is_some().then_some(Meaning::Op(Op::Put(nothing), Finish::NONE))
             }
             OP_GET if plain && self.form == Form::Bytes128 => {
                 let ((remote, rkey), (local, lkey)) = (Self::at(self.first, len, peer)?, local(self.second)?);

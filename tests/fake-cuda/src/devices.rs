@@ -1,5 +1,6 @@
 //! The GPUs of this driver, as tools list them.
 
+use crate::world;
 use oxygin_ffi::cuda::{CUdevice, CUresult, CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS};
 use std::ffi::{c_char, c_int};
 
@@ -20,6 +21,7 @@ pub unsafe extern "C" fn cuDeviceGetP2PAttribute(
     _from: CUdevice,
     _to: CUdevice,
 ) -> CUresult {
+    world().count("cuDeviceGetP2PAttribute");
     unsafe { value.write(1) };
     CUDA_SUCCESS
 }

@@ -4,6 +4,7 @@
 use super::lane_kernel::{LaneKernel, LaneStats};
 use super::Engine;
 use crate::fabric::soft::gate::Gate;
+use crate::memory::registry::Extent;
 use crate::sys::sync::Mutex;
 use std::sync::Arc;
 
@@ -83,9 +84,9 @@ impl Engine {
         *self.visitors.lane_kernel.lock() = Kept::Here(kernel);
     }
 
-    /// Whether a GPU window of this rank's holds the range.
-    pub fn has_window(&self, key: u32, addr: u64, len: u64) -> bool {
-        self.state.lock().windows.holds(key, addr, len)
+    /// Where a GPU window of this rank's is.
+    pub fn window(&self, key: u32) -> Option<Extent> {
+        self.state.lock().windows.extent(key)
     }
 
     /// Whether kernels on this GPU may add to words in memory of another one.

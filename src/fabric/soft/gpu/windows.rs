@@ -67,9 +67,14 @@ impl Windows {
         self.by_number.remove(id);
     }
 
+    /// Where a GPU window is.
+    pub fn extent(&self, key: u32) -> Option<Extent> {
+        self.by_number.get(Key(key).number()).map(|w| w.extent)
+    }
+
     /// Whether a GPU window holds the range.
     pub fn holds(&self, key: u32, addr: u64, len: u64) -> bool {
-        self.by_number.get(Key(key).number()).is_some_and(|w| w.extent.holds(addr, len))
+        self.extent(key).is_some_and(|extent| extent.holds(addr, len))
     }
 
     /// Whether `len` bytes at `addr`, the end of an operation that is its caller's and in GPU memory, may be touched:

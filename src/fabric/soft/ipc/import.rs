@@ -30,6 +30,12 @@ pub struct Import {
 }
 
 impl Import {
+    /// Where it is for the peer, and its first byte here.
+    pub fn whole(&self) -> (Extent, Found) {
+        let used = Use::of(&self.uses);
+        (self.extent, Found { addr: self.at, window: self.key, home: self.home, used })
+    }
+
     /// Where `len` bytes are that the peer has at `addr`, if the window holds them.
     pub fn find(&self, addr: u64, len: u64) -> Option<Found> {
         self.extent.holds(addr, len).then(|| Found {

@@ -258,6 +258,11 @@ impl Share {
         (g.peers[peer as usize] && g.extent.holds(at, len)).then(|| (window, Use::of(&g.unfinished[peer as usize])))
     }
 
+    /// Where a peer's window is for the peer, and its first byte here, if it is mapped.
+    pub fn whole(&self, rank: u32, window: u32) -> Option<(Extent, Found)> {
+        self.imports.read()[rank as usize].get(window).map(Import::whole)
+    }
+
     /// Where `len` bytes are mapped that a peer has at `addr` of its window.
     #[inline]
     pub fn find(&self, rank: u32, window: u32, addr: u64, len: u64) -> Option<Found> {

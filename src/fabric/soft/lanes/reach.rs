@@ -1,0 +1,95 @@
+//! Where the windows are that lanes name, for one hand-over to the kernel.
+//!
+//! Hundreds of lanes name the same few windows, and to find one takes the engine's lock, or that of all that is mapped
+//! here, and a call of the driver, while no lane is served by anybody. So each is found once.
+
+use super::engine_at;
+use crate::fabric::soft::gpu::Use;
+use crate::fabric::soft::link::RouteKind;
+use crate::fabric::soft::progress::Progress;
+use crate::memory::key::Key;
+use crate::memory::registry::Extent;
+
+/// A peer's window.
+#[derive(Clone, Copy)]
+struct Reached {
+    /// Where it is for the peer …
+    extent: Extent,
+    /// … and its first byte for the kernel.
+    at: u64,
+    /// On another GPU.
+    is_far: bool,
+}
+
+/// What has been found.
+#[derive(Default)]
+pub struct Reach {
+    /// By peer and key; `None`: the kernel does not reach it.
+    peers: Vec<((u32, u32), Option<Reached>)>,
+    /// This rank's own, by key; `None`: there is none on the GPU.
+    own: Vec<(u32, Option<Extent>)>,
+    /// Keeps windows of other processes mapped.
+    uses: Vec<Use>,
+}
+
+impl Reach {
+    /// Where the kernel finds `len` bytes of a peer's window, and whether that is on another GPU.
+    pub fn peers(&mut self, shared: &Progress, peer: u32, rkey: u32, base: u64, len: u64) -> Option<(u64, bool)> {
+        let found = match self.peers.iter().find(|(of, _)| *of == (peer, rkey)) {
+            Some((_, found)) => *found,
+            None => {
+                let found = self.look_up(shared, peer, Key(rkey));
+                self.peers.push(((peer, rkey), found));
+                found
+            }
+        };
+        let Reached { extent, at, is_far } = found?;
+        extent.holds(base, len).then(|| (at + (base - extent.base), is_far))
+    }
+
+    /// Whether this rank has the range in a window on its GPU.
+    pub fn has_own(&mut self, shared: &Progress, lkey: u32, base: u64, len: u64) -> bool {
+        let extent = match self.own.iter().find(|(of, _)| *of == lkey) {
+            Some((_, extent)) => *extent,
+            None => {
+                let extent = shared.engine.window(lkey).filter(|_| Key(lkey).is_on_gpu());
+                self.own.push((lkey, extent));
+                extent
+            }
+        };
+        extent.is_some_and(|extent| extent.holds(base, len))
+    }
+
+    fn look_up(&mut self, shared: &Progress, peer: u32, key: Key) -> Option<Reached> {
+        if !key.is_on_gpu() {
+            return None;
+        }
+        if let Some(engine) = engine_at(shared, peer) {
+            let (own, its) = (shared.engine.gpu()?, engine.gpu()?);
+            let extent = engine.window(key.0)?;
+            let is_reached = own == its || key.is_open() && shared.engine.adds_at(its);
+            return is_reached.then_some(Reached { extent, at: extent.base, is_far: own != its });
+        }
+        if shared.link(peer).way() != RouteKind::Near || !shared.neighbours.get(peer)?.has_window(key.number()) {
+            return None;
+        }
+        let (extent, first) = shared.share.whole(peer, key.number())?;
+        if !shared.engine.adds_at(first.home) {
+            return None;
+        }
+        self.uses.push(first.used);
+        Some(Reached { extent, at: first.addr, is_far: shared.engine.gpu() != Some(first.home) })
+    }
+
+    /// Nothing is known any more, and nothing kept.
+    pub fn clear(&mut self) {
+        self.peers.clear();
+        self.own.clear();
+        self.uses.clear();
+    }
+
+    /// The windows of other processes that are kept stay mapped for good.
+    pub fn leak(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.uses));
+    }
+}
