@@ -29,6 +29,8 @@ pub struct Scene {
     pub mix: Mix,
     /// Entries of each stream in a round.
     pub each: usize,
+    /// What is logged from the first round on is collected.
+    pub listens: bool,
 }
 
 impl Default for Scene {
@@ -43,6 +45,7 @@ impl Default for Scene {
             windows: 1,
             mix: Mix::default(),
             each: 200,
+            listens: false,
         }
     }
 }
@@ -69,6 +72,9 @@ pub fn streams(fake: &Fake, scene: Scene, between: impl Fn(&Rank, usize) + Sync,
         let peers: Vec<_> = (0..scene.ranks).filter(|p| *p != r.rank).collect();
         let mut streams = Streams::new(r, &peers, scene.contexts, 0, &|_| scene.mix);
         streams.fill(&places);
+        if scene.listens {
+            logged::listen();
+        }
         let meeting = Meeting::new(|| r.job.barrier.wait(), &against);
         meeting.wait();
         rounds(

@@ -152,19 +152,18 @@ fn a_driver_that_brings_nothing_is_not_asked_again() {
     const SAID: &str = "queues of device code stay in host memory: managed memory: cuMemPrefetchAsync failed with";
     let fake = Fake::take();
     bring_at_once(&fake);
+    fake.set_staying(true);
     logged::collect();
     let (brought, calls) = (fake.brought(), fake.calls("cuMemPrefetchAsync"));
     let lines = || logged::lines().iter().filter(|(_, line)| line.contains(SAID)).count();
     let taken = AtomicU64::new(u64::MAX);
-    let refuse = |_: &Rank, _| {
-        logged::listen();
-        fake.set_managed(false);
+    let note = |_: &Rank, _| {
         if lines() == 2 {
             taken.fetch_min(fake.lane_descriptors(), Ordering::Relaxed);
         }
     };
     let is_enough = || fake.lane_descriptors().saturating_sub(taken.load(Ordering::Relaxed)) >= MANY;
-    streams(&fake, Scene { gpus: 2, ..Scene::default() }, refuse, is_enough);
+    streams(&fake, Scene { gpus: 2, listens: true, ..Scene::default() }, note, is_enough);
     let refused = (fake.calls("cuMemPrefetchAsync") - calls) - (fake.brought() - brought);
     assert_eq!((lines(), refused), (2, 2));
 }

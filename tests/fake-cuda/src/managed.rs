@@ -12,6 +12,8 @@ static ALL: Mutex<Vec<(u64, usize)>> = Mutex::new(Vec::new());
 static BROUGHT: AtomicU64 = AtomicU64::new(0);
 /// The CPU cannot use it beside kernels.
 static IS_MISSING: AtomicBool = AtomicBool::new(false);
+/// It is made, and brought nowhere.
+static STAYS: AtomicBool = AtomicBool::new(false);
 
 fn all() -> std::sync::MutexGuard<'static, Vec<(u64, usize)>> {
     ALL.lock().unwrap_or_else(|e| e.into_inner())
@@ -70,7 +72,8 @@ pub unsafe extern "C" fn cuMemPrefetchAsync(
     stream: CUstream,
 ) -> CUresult {
     in_context!("cuMemPrefetchAsync");
-    if !is_concurrent() || !holds(at, bytes) || bytes == 0 || device != device_of(current()) || stream.is_null() {
+    let stays = STAYS.load(Ordering::Relaxed) || !is_concurrent();
+    if stays || !holds(at, bytes) || bytes == 0 || device != device_of(current()) || stream.is_null() {
         return CUDA_ERROR_INVALID_VALUE;
     }
     BROUGHT.fetch_add(1, Ordering::Relaxed);
@@ -81,6 +84,12 @@ pub unsafe extern "C" fn cuMemPrefetchAsync(
 #[no_mangle]
 pub extern "C" fn fake_brought() -> u64 {
     BROUGHT.load(Ordering::Relaxed)
+}
+
+/// Whether managed memory that is made is brought nowhere.
+#[no_mangle]
+pub extern "C" fn fake_set_staying(stays: bool) {
+    STAYS.store(stays, Ordering::Relaxed);
 }
 
 /// Whether the CPU may use managed memory while kernels run; if not, none is brought anywhere either.

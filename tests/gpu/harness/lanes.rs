@@ -40,6 +40,7 @@ impl Fake {
     pub(super) fn reset_lanes(&self) {
         self.hold_lanes(false);
         self.set_managed(true);
+        self.set_staying(false);
     }
 
     /// Ranges of managed memory that were brought to a GPU so far.
@@ -52,6 +53,12 @@ impl Fake {
     pub fn set_managed(&self, is_concurrent: bool) {
         // SAFETY: as above.
         unsafe { self.call::<extern "C" fn(bool)>(b"fake_set_managed")(is_concurrent) }
+    }
+
+    /// Whether managed memory that is made is brought nowhere.
+    pub fn set_staying(&self, stays: bool) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(bool)>(b"fake_set_staying")(stays) }
     }
 
     /// How many launches do not start because of that.
