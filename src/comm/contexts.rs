@@ -277,13 +277,11 @@ impl Contexts {
         on_queues!(&self.queues, q => all(q))
     }
 
-    /// Whether anything failed on any of them. Where this library's engine drains queues of device code, its threads
-    /// look after all that can fail, and this is a load.
+    /// Whether anything failed on any of them. The engine's threads look after that, too, but one of them may stand
+    /// while a kernel waits for a peer that is gone: whoever asks looks as well.
     pub fn has_error(&self) -> bool {
-        match self.device.get() {
-            Some(device) => device.has_error(),
-            None => on_queues!(&self.queues, q => q.iter().any(|c| c.has_error())),
-        }
+        self.device.get().is_some_and(DeviceQueues::has_error)
+            || on_queues!(&self.queues, q => q.iter().any(|c| c.has_error()))
     }
 }
 
