@@ -11,7 +11,7 @@ PROGRAM(two_backends) { throw Absent("NCCL before 2.31.2 has one GIN backend a c
 namespace two_backends_program {
 
 constexpr int ROUNDS = 400, THREADS = 128;
-constexpr size_t BYTES = 24 << 10;  // of a put: pieces of it go by the engines' ways for both small and larger ones
+constexpr size_t BYTES = 24 << 10;  // of a put
 
 // Each round every rank puts a block to every rank, the own one included, and reads what came. A second signal says that it
 // has read: the next round overwrites it. `area`: what is to be sent, then a place for each rank. `before`: rounds that this
@@ -92,14 +92,12 @@ PROGRAM(two_backends) {
         });
         proxy.rounds += rounds;
         plugin.rounds += rounds;
-        rank.stage(format("%s: NCCL's proxy", what).c_str());
+        const std::string by_proxy = format("%s, NCCL's proxy", what);
+        rank.stage(by_proxy.c_str());
         CUDA(cudaStreamSynchronize(beside));
-        if (others->failed)
-            throw Failure(format("%s, NCCL's proxy: kind %u at %u: wanted %llu, found %llu, in round %llu", what, others->failed,
-                                 others->where, (unsigned long long)others->wanted, (unsigned long long)others->found,
-                                 (unsigned long long)others->round));
+        check(by_proxy.c_str(), *others);
         rank.row(format("%s, the plugin's queues", what).c_str(), BYTES, world.out->nanoseconds / 1e3 / rounds, "us");
-        rank.row(format("%s, NCCL's proxy", what).c_str(), BYTES, others->nanoseconds / 1e3 / rounds, "us");
+        rank.row(by_proxy.c_str(), BYTES, others->nanoseconds / 1e3 / rounds, "us");
         rank.barrier();
     };
     const int rounds = rank.options.quick ? ROUNDS / 4 : ROUNDS;

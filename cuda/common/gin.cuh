@@ -96,6 +96,13 @@ __host__ __device__ inline uint64_t mix(uint64_t a, uint64_t b, uint64_t c = 0) 
     return x ^ (x >> 31);
 }
 
+inline void check(const char* what, const Outcome& out) {
+    if (out.failed)
+        throw Failure(format("%s: %s %u: wanted %llu, found %llu, in round %llu", what,
+                             out.failed == 1 ? "waited 8 s for signal, counter or place" : "wrong data at", out.where,
+                             (unsigned long long)out.wanted, (unsigned long long)out.found, (unsigned long long)out.round));
+}
+
 struct Needs {
     int signals = 8;
     int counters = 0;
@@ -159,11 +166,7 @@ class World {
         launch();
         CUDA(cudaGetLastError());
         CUDA(cudaStreamSynchronize(stream));
-        if (out->failed)
-            throw Failure(format("%s: %s %u: wanted %llu, found %llu, in round %llu", what,
-                                 out->failed == 1 ? "waited 8 s for signal, counter or place" : "wrong data at",
-                                 out->where, (unsigned long long)out->wanted, (unsigned long long)out->found,
-                                 (unsigned long long)out->round));
+        check(what, *out);
         rank.barrier();
     }
 

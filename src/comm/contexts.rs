@@ -277,8 +277,7 @@ impl Contexts {
         on_queues!(&self.queues, q => all(q))
     }
 
-    /// Whether anything failed on any of them. The engine's threads look after that, too, but one of them may stand
-    /// while a kernel waits for a peer that is gone: whoever asks looks as well.
+    /// Whether anything failed on any of them.
     pub fn has_error(&self) -> bool {
         self.device.get().is_some_and(DeviceQueues::has_error)
             || on_queues!(&self.queues, q => q.iter().any(|c| c.has_error()))

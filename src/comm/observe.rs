@@ -121,7 +121,10 @@ impl Published {
         let Some(taken) = sample else { return };
         let record = page.record(page.index(taken.context, taken.peer));
         let goes_on = on_queues!(set.queues(), contexts => {
-            contexts.get(taken.context as usize).is_some_and(|context| taken.look(context, record, now))
+            contexts.get(taken.context as usize).is_some_and(|context| {
+                let peer = taken.peer;
+                taken.look(|| context.sent(peer).newest, context.completed(peer), record, now)
+            })
         });
         if !goes_on {
             *sample = None;

@@ -165,7 +165,7 @@ impl Posted {
 pub struct Sent {
     /// The number of the newest operation, complete or not.
     pub newest: Seq,
-    /// Bytes that operations move there or bring from there, signals and atomic operations aside.
+    /// Bytes that operations move there or bring from there: of an atomic one its word, of a signal none.
     pub bytes: u64,
 }
 

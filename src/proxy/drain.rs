@@ -6,7 +6,6 @@
 
 mod service;
 mod together;
-mod watch;
 
 use super::idle::Rest;
 use super::lane::{Batch, Common, Lane};
@@ -26,6 +25,8 @@ use std::time::{Duration, Instant};
 const SWEEP_IDLE: usize = 1024;
 /// The same beside hot ones, which must not wait for it.
 const SWEEP_BUSY: usize = 64;
+/// Cold lanes that each look of the watchdog asks whether device code stands there: 4096 in 4 s, at 0.1 µs each.
+const WATCHED_COLD: usize = 256;
 /// Lanes that a line of the log names.
 const NAMED_AT_MOST: usize = 8;
 /// Visits without anything after which a lane is cold again.
@@ -170,7 +171,6 @@ pub struct Drain<C: Context, R: Ring> {
     full: Vec<u32>,
     next_cold: usize,
     next_watched: usize,
-    next_asked: usize,
     next_context: usize,
     passes: u64,
     batch: Batch,
@@ -210,7 +210,6 @@ impl<C: Context, R: Ring> Drain<C, R> {
             full: Vec::new(),
             next_cold: 0,
             next_watched: 0,
-            next_asked: 0,
             next_context: 0,
             passes: 0,
             batch: Batch::default(),
@@ -282,6 +281,19 @@ impl<C: Context, R: Ring> Drain<C, R> {
         place.note_vain();
         place.is_hot = place.quiet < HOT_VISITS;
         place.is_hot
+    }
+
+    /// Keeps `full`: nothing else shows such a lane.
+    fn find_full(&mut self) {
+        let is_full = |place: &Place<R>| !place.is_hot && place.lane.is_full_of_unrung();
+        self.full.retain(|&index| is_full(&self.places[index as usize]));
+        for _ in 0..WATCHED_COLD.min(self.places.len()) {
+            let index = self.next_watched;
+            self.next_watched = (index + 1) % self.places.len();
+            if is_full(&self.places[index]) && !self.full.contains(&(index as u32)) {
+                self.full.push(index as u32);
+            }
+        }
     }
 
     /// Looks at a slice of the cold lanes.
@@ -380,7 +392,27 @@ impl<C: Context, R: Ring> Work for Drain<C, R> {
     }
 
     fn watch(&mut self, now: Instant, limit: Duration) {
-        self.look_after(now, limit);
+        if self.has_failed {
+            // The log has it, and nothing is waited for.
+            return;
+        }
+        self.watch_service(now, limit).inspect(|sentence| log::warn!("{sentence}"));
+        self.find_full();
+        for &index in self.hot.iter().chain(&self.full) {
+            let place = &mut self.places[index as usize];
+            let common = &self.commons[place.context as usize];
+            let context = &self.contexts.get()[common.number as usize];
+            if let Some(sentence) = place.lane.watch(common, context, now, limit) {
+                log::warn!("{sentence}");
+            }
+        }
+        if let Some(meter) = &self.meter {
+            let told = |&hot: &u32| {
+                let place = &self.places[hot as usize];
+                (hot, place.lane.told(&self.commons[place.context as usize]))
+            };
+            meter.look(self.hot.iter().map(told));
+        }
     }
 
     fn wind_up(&mut self) {

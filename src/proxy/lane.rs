@@ -56,11 +56,6 @@ impl Common {
         self.is_dead
     }
 
-    /// Whether queryLastError shows a fault.
-    pub fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Acquire)
-    }
-
     /// queryLastError shows a fault from here on.
     pub fn fail(&self) {
         self.failed.store(true, Ordering::Release);

@@ -24,7 +24,7 @@ fn a_refused_launch_fails_nothing() {
 fn launches_go_on_once_a_refusal_has_passed() {
     logged::install();
     let fake = take();
-    let said = || logged::lines().iter().filter(|(_, line)| line.contains("until a launch succeeds")).count();
+    let said = || logged::said(&["until a launch succeeds"]);
     with_bursts(&fake, |burst| {
         logged::collect();
         for _ in 0..3 {

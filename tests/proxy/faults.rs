@@ -2,7 +2,7 @@
 
 use crate::support::common::job;
 use crate::support::device::{entry, own, Ask, Device};
-use crate::support::logged::{collect, lines, listen};
+use crate::support::logged::{collect, lines, listen, said};
 use crate::support::variable::Variable;
 use nccl_plugin_api::descriptor::*;
 use std::time::{Duration, Instant};
@@ -56,8 +56,7 @@ fn a_malformed_descriptor_fails_its_context_alone() {
         r.job.barrier.wait();
         for (c, (_, why)) in bad.iter().enumerate() {
             assert_eq!(device.signal(c, 1), 0, "context {c} does nothing any more");
-            let said = lines().iter().filter(|(_, l)| l.contains(&format!("context {c}, ")) && l.contains(why)).count();
-            assert!(said >= 1, "context {c}: {why}: {:#?}", lines());
+            assert!(said(&[&format!("context {c}, "), why]) >= 1, "context {c}: {why}: {:#?}", lines());
         }
         assert!(window.words.iter().all(|w| *w == 0));
         device.destroy();
@@ -88,7 +87,7 @@ fn a_deregistered_window_is_refused() {
 }
 
 /// A small put is complete before its peer has seen it. That the peer refuses it shows although nothing is under way
-/// then and device code writes nothing more: the engine's threads look after that.
+/// then and device code writes nothing more: whoever asks looks at all lanes.
 #[test]
 fn what_a_peer_refuses_behind_its_completion_is_told_of() {
     const WITHIN: Duration = Duration::from_secs(3);
@@ -98,7 +97,7 @@ fn what_a_peer_refuses_behind_its_completion_is_told_of() {
         job(2, 1, |r| {
             let window = r.window(64, 0);
             let handle = window.handle as u64;
-            // The last of several contexts: threads look at some of them at a time.
+            // The last of several contexts.
             let device = Device::new(r, Ask { contexts: 5, ..Ask::default() });
             if r.rank == 1 {
                 r.dereg(&window);

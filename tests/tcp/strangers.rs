@@ -74,7 +74,7 @@ fn want_of_descriptors_is_said_once() {
     socket::connect(caller.as_raw_fd(), &at).unwrap();
     std::thread::sleep(Duration::from_millis(2500));
     limit(before);
-    let said = logged::lines().iter().filter(|(_, line)| line.contains("raise the limit of open files")).count();
+    let said = logged::said(&["raise the limit of open files"]);
     assert_eq!(said, 1);
     let hello = Hello { answer: false, token: token(1), from: 0, to: 1, nranks: 2, stripe: 0, stripes: 3, silence: 0 };
     let mut caller = TcpStream::from(caller);

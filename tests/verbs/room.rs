@@ -1,7 +1,7 @@
 //! Batches, room and payloads: what a context takes, when it takes nothing, and whom that delays.
 
 use crate::harness::*;
-use crate::support::logged::{collect, lines};
+use crate::support::logged::{collect, said};
 use oxygin::comm::backpressure::Backpressure;
 use oxygin::fabric::Posted;
 use oxygin::rma::op::{Op, Payload, Put, Value, VALUE_MAX};
@@ -117,8 +117,8 @@ fn who_waits_for_room_names_the_rank_once_and_ends_with_the_communicator() {
     while post_batch(a, 2, &ops).taken > 0 {}
     let closed = AtomicBool::new(false);
     let room = Backpressure { limit: Duration::from_millis(20), operations: 1024 };
-    let said = || lines().iter().filter(|(_, line)| line.contains("rank 2") && line.contains("for room")).count();
-    let before = said();
+    let named = || said(&["rank 2", "for room"]);
+    let before = named();
     std::thread::scope(|s| {
         let waits = s.spawn(|| {
             let open = || match closed.load(Ordering::Acquire) {
@@ -128,12 +128,12 @@ fn who_waits_for_room_names_the_rank_once_and_ends_with_the_communicator() {
             // SAFETY: the windows outlive the operations.
             unsafe { room.start(&a.contexts[0], 2, &ops[0], open) }
         });
-        until("the log", || said() > before);
+        until("the log", || named() > before);
         std::thread::sleep(5 * room.limit);
         closed.store(true, Ordering::Release);
         assert_eq!(waits.join().unwrap().unwrap_err().message(), "closed");
     });
-    assert_eq!(said() - before, 1);
+    assert_eq!(named() - before, 1);
     fake.set("stopped@2", 0);
     fake.set("run", 0);
     finish(&a.contexts[0], 2, Seq(1028));

@@ -5,13 +5,12 @@
 //! a context one of its peers is watched that closely. A time begins with the last call before which the operation was
 //! not posted, and ends with the first one that finds it complete: it is never too short.
 
-use crate::fabric::Context;
 use crate::rma::seq::Seq;
 use crate::telemetry::stats::layout::{bucket, Record};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Calls of progress that look for a new operation after each look at a context: what the clock takes for so many is
-/// some 10 µs.
+/// Calls of progress that look for a new operation after each look at a context: to read the clock so often takes some
+/// 10 µs.
 const CALLS: u32 = 256;
 
 /// What is being measured.
@@ -39,41 +38,53 @@ impl Stopwatch {
         Self { context, peer, left: CALLS, phase: Phase::Next(newest, now) }
     }
 
-    /// Progress was called. Returns whether it goes on: one that has begun does until it is complete.
-    pub fn look(&mut self, context: &impl Context, record: &Record, now: impl FnOnce() -> u64) -> bool {
+    /// Progress was called. Returns whether it goes on: one that has begun does until it is complete. `newest`, `done`:
+    /// the newest operation now, and the newest that is complete.
+    pub fn look(
+        &mut self,
+        newest: impl Fn() -> Seq,
+        done: &AtomicU32,
+        record: &Record,
+        now: impl FnOnce() -> u64,
+    ) -> bool {
         match self.phase {
-            Phase::Next(newest, before) => {
+            Phase::Next(last, before) => {
                 if self.left == 0 {
                     return false;
                 }
                 self.left -= 1;
-                let (now, sent) = (now(), context.sent(self.peer).newest);
-                self.phase = match sent == newest {
-                    true => Phase::Next(newest, now),
-                    false => Phase::Under(newest.next(), before),
-                };
-                if let Phase::Under(seq, since) = self.phase {
-                    self.end(context, record, seq, since, || now);
+                let now = now();
+                if newest() == last {
+                    self.phase = Phase::Next(last, now);
+                } else {
+                    self.phase = Phase::Under(last.next(), before);
+                    self.end((last.next(), before), newest, done, record, || now);
                 }
             }
-            Phase::Under(seq, since) => self.end(context, record, seq, since, now),
+            Phase::Under(seq, since) => self.end((seq, since), newest, done, record, now),
         }
         true
     }
 
-    /// Counts the time of an operation that is complete.
-    fn end(&mut self, context: &impl Context, record: &Record, seq: Seq, since: u64, now: impl FnOnce() -> u64) {
-        if !seq.is_done(Seq(context.completed(self.peer).load(Ordering::Acquire))) {
+    /// Counts the time of an operation if it is complete.
+    fn end(
+        &mut self,
+        (seq, since): (Seq, u64),
+        newest: impl Fn() -> Seq,
+        done: &AtomicU32,
+        record: &Record,
+        now: impl FnOnce() -> u64,
+    ) {
+        if !seq.is_done(Seq(done.load(Ordering::Acquire))) {
             return;
         }
         let now = now();
         let ns = now.saturating_sub(since);
         // One caller at a time, under the lock of what publishes the page.
-        let add =
-            |word: &std::sync::atomic::AtomicU64, n| word.store(word.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+        let add = |word: &AtomicU64, n| word.store(word.load(Ordering::Relaxed) + n, Ordering::Relaxed);
         add(&record.complete[bucket(ns)], 1);
         add(&record.complete_ns, ns);
-        self.phase = Phase::Next(context.sent(self.peer).newest, now);
+        self.phase = Phase::Next(newest(), now);
     }
 }
 

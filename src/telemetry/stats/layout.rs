@@ -21,7 +21,7 @@ pub const BUCKETS: usize = 40;
 pub enum Way {
     /// This library's engine, batch by batch.
     Engine,
-    /// Calls of a table: numbers of operations alone, published from its progress function.
+    /// Calls of a table: numbers of operations, their bytes and times of some, published from its progress function.
     Table,
 }
 
@@ -116,7 +116,7 @@ pub struct Record {
     pub complete_ns: AtomicU64,
     /// From the look at the queue to posted, of one batch in some 64. Counts batches.
     pub posted: [AtomicU64; BUCKETS],
-    /// From posted to complete. Counts entries.
+    /// From posted to complete. Counts entries, or of a table's operations samples.
     pub complete: [AtomicU64; BUCKETS],
     /// Zero.
     pub reserved: [AtomicU64; 6],

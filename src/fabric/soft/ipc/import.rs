@@ -38,11 +38,9 @@ impl Import {
 
     /// Where `len` bytes are that the peer has at `addr`, if the window holds them.
     pub fn find(&self, addr: u64, len: u64) -> Option<Found> {
-        self.extent.holds(addr, len).then(|| Found {
-            addr: self.at + (addr - self.extent.base),
-            window: self.key,
-            home: self.home,
-            used: Use::of(&self.uses),
+        self.extent.holds(addr, len).then(|| {
+            let (extent, first) = self.whole();
+            Found { addr: first.addr + (addr - extent.base), ..first }
         })
     }
 }

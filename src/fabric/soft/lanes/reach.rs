@@ -35,50 +35,16 @@ pub struct Reach {
 impl Reach {
     /// Where the kernel finds `len` bytes of a peer's window, and whether that is on another GPU.
     pub fn peers(&mut self, shared: &Progress, peer: u32, rkey: u32, base: u64, len: u64) -> Option<(u64, bool)> {
-        let found = match self.peers.iter().find(|(of, _)| *of == (peer, rkey)) {
-            Some((_, found)) => *found,
-            None => {
-                let found = self.look_up(shared, peer, Key(rkey));
-                self.peers.push(((peer, rkey), found));
-                found
-            }
-        };
+        let uses = &mut self.uses;
+        let found = once(&mut self.peers, (peer, rkey), || look_up(shared, peer, Key(rkey), uses));
         let Reached { extent, at, is_far } = found?;
         extent.holds(base, len).then(|| (at + (base - extent.base), is_far))
     }
 
     /// Whether this rank has the range in a window on its GPU.
     pub fn has_own(&mut self, shared: &Progress, lkey: u32, base: u64, len: u64) -> bool {
-        let extent = match self.own.iter().find(|(of, _)| *of == lkey) {
-            Some((_, extent)) => *extent,
-            None => {
-                let extent = shared.engine.window(lkey).filter(|_| Key(lkey).is_on_gpu());
-                self.own.push((lkey, extent));
-                extent
-            }
-        };
-        extent.is_some_and(|extent| extent.holds(base, len))
-    }
-
-    fn look_up(&mut self, shared: &Progress, peer: u32, key: Key) -> Option<Reached> {
-        if !key.is_on_gpu() {
-            return None;
-        }
-        if let Some(engine) = engine_at(shared, peer) {
-            let (own, its) = (shared.engine.gpu()?, engine.gpu()?);
-            let extent = engine.window(key.0)?;
-            let is_reached = own == its || key.is_open() && shared.engine.adds_at(its);
-            return is_reached.then_some(Reached { extent, at: extent.base, is_far: own != its });
-        }
-        if shared.link(peer).way() != RouteKind::Near || !shared.neighbours.get(peer)?.has_window(key.number()) {
-            return None;
-        }
-        let (extent, first) = shared.share.whole(peer, key.number())?;
-        if !shared.engine.adds_at(first.home) {
-            return None;
-        }
-        self.uses.push(first.used);
-        Some(Reached { extent, at: first.addr, is_far: shared.engine.gpu() != Some(first.home) })
+        let find = || shared.engine.window(lkey).filter(|_| Key(lkey).is_on_gpu());
+        once(&mut self.own, lkey, find).is_some_and(|extent| extent.holds(base, len))
     }
 
     /// Nothing is known any more, and nothing kept.
@@ -92,4 +58,36 @@ impl Reach {
     pub fn leak(&mut self) {
         std::mem::forget(std::mem::take(&mut self.uses));
     }
+}
+
+/// What is known of something, or what `find` says, which is known from then on.
+fn once<K: PartialEq, V: Copy>(known: &mut Vec<(K, V)>, what: K, find: impl FnOnce() -> V) -> V {
+    if let Some((_, found)) = known.iter().find(|(of, _)| *of == what) {
+        return *found;
+    }
+    let found = find();
+    known.push((what, found));
+    found
+}
+
+/// A peer's window; what keeps it mapped goes to `uses`.
+fn look_up(shared: &Progress, peer: u32, key: Key, uses: &mut Vec<Use>) -> Option<Reached> {
+    if !key.is_on_gpu() {
+        return None;
+    }
+    if let Some(engine) = engine_at(shared, peer) {
+        let (own, its) = (shared.engine.gpu()?, engine.gpu()?);
+        let extent = engine.window(key.0)?;
+        let is_reached = own == its || key.is_open() && shared.engine.adds_at(its);
+        return is_reached.then_some(Reached { extent, at: extent.base, is_far: own != its });
+    }
+    if shared.link(peer).way() != RouteKind::Near || !shared.neighbours.get(peer)?.has_window(key.number()) {
+        return None;
+    }
+    let (extent, first) = shared.share.whole(peer, key.number())?;
+    if !shared.engine.adds_at(first.home) {
+        return None;
+    }
+    uses.push(first.used);
+    Some(Reached { extent, at: first.addr, is_far: shared.engine.gpu() != Some(first.home) })
 }
