@@ -83,9 +83,9 @@ struct Table {
     is_off: bool,
     /// By context, then peer: what it saw last.
     seen: Vec<Seen>,
-    /// What is measured, and the peer that was last.
+    /// What is measured, and of each context the peer that was last.
     sample: Option<Stopwatch>,
-    sampled: u32,
+    sampled: Vec<u32>,
 }
 
 /// Of a (context, peer).
@@ -144,16 +144,21 @@ impl Published {
             table.is_off = table.page.is_none();
             table.pause = PUBLISH_EVERY / u64::from(set.count().max(1));
             table.seen = vec![Seen::default(); table.page.as_ref().map_or(0, |page| page.len())];
+            table.sampled = vec![0; set.count() as usize];
         }
         table.looked = time;
         let Table { page: Some(page), seen, next, sample, sampled, .. } = &mut *table else { return };
         page.set_published(time);
         let moved = on_queues!(set.queues(), contexts => {
             *next = (*next + 1) % contexts.len().max(1);
-            publish(contexts, *next, set.nranks, page, seen, (time, *sampled))
+            publish(contexts, *next, set.nranks, page, seen, (time, sampled.get(*next).map_or(0, |peer| *peer)))
         });
+        if sample.as_ref().is_some_and(|sample| sample.is_overdue(time)) {
+            *sample = None;
+            self.samples.store(false, Ordering::Relaxed);
+        }
         if let (None, Some((peer, newest))) = (&sample, moved) {
-            *sampled = peer;
+            sampled.iter_mut().skip(*next).take(1).for_each(|sampled| *sampled = peer);
             *sample = Some(Stopwatch::new(*next as u32, peer, newest, time));
             self.samples.store(true, Ordering::Relaxed);
         }
@@ -197,7 +202,7 @@ fn publish<C: Context>(
             };
             let record = page.record(index);
             record.entries.store(seen.posted_all, Ordering::Relaxed);
-            record.bytes.store(sent.bytes, Ordering::Relaxed);
+            record.bytes.store(sent.bytes, Ordering::Release);
             record.completed.store(seen.completed_all, Ordering::Relaxed);
             record.under_way.store(seen.posted_all.saturating_sub(seen.completed_all), Ordering::Relaxed);
             record.oldest.store(seen.since, Ordering::Relaxed);

@@ -128,7 +128,8 @@ impl Meter {
         if let Some(record) = record {
             if progress.taken > 0 {
                 record.entries.store(track.entries, Ordering::Relaxed);
-                add(&record.bytes, batch.posted_bytes());
+                let bytes = record.bytes.load(Ordering::Relaxed) + batch.posted_bytes();
+                record.bytes.store(bytes, Ordering::Release);
                 add(&record.batches, 1);
                 if seen > 0 {
                     add(&record.posted[bucket(at.saturating_sub(seen))], 1);

@@ -12,6 +12,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// Calls of progress that look for a new operation after each look at a context: to read the clock so often takes some
 /// 10 µs.
 const CALLS: u32 = 256;
+/// An operation that is not complete after so many nanoseconds is left, for its peer may stand: others are to be seen
+/// meanwhile. Its age is shown all the same.
+const MOST: u64 = 1_000_000_000;
 
 /// What is being measured.
 #[derive(Clone, Copy)]
@@ -40,30 +43,29 @@ impl Stopwatch {
 
     /// Progress was called. Returns whether it goes on: one that has begun does until it is complete. `newest`, `done`:
     /// the newest operation now, and the newest that is complete.
-    pub fn look(
-        &mut self,
-        newest: impl Fn() -> Seq,
-        done: &AtomicU32,
-        record: &Record,
-        now: impl FnOnce() -> u64,
-    ) -> bool {
+    pub fn look(&mut self, newest: impl Fn() -> Seq, done: &AtomicU32, record: &Record, now: impl Fn() -> u64) -> bool {
         match self.phase {
             Phase::Next(last, before) => {
                 if self.left == 0 {
                     return false;
                 }
                 self.left -= 1;
-                let now = now();
+                let time = now();
                 if newest() == last {
-                    self.phase = Phase::Next(last, now);
+                    self.phase = Phase::Next(last, time);
                 } else {
                     self.phase = Phase::Under(last.next(), before);
-                    self.end((last.next(), before), newest, done, record, || now);
+                    self.end((last.next(), before), newest, done, record, now);
                 }
             }
             Phase::Under(seq, since) => self.end((seq, since), newest, done, record, now),
         }
         true
+    }
+
+    /// Whether it has waited for an operation for too long.
+    pub fn is_overdue(&self, now: u64) -> bool {
+        matches!(self.phase, Phase::Under(_, since) if now.saturating_sub(since) > MOST)
     }
 
     /// Counts the time of an operation if it is complete.
@@ -73,7 +75,7 @@ impl Stopwatch {
         newest: impl Fn() -> Seq,
         done: &AtomicU32,
         record: &Record,
-        now: impl FnOnce() -> u64,
+        now: impl Fn() -> u64,
     ) {
         if !seq.is_done(Seq(done.load(Ordering::Acquire))) {
             return;

@@ -9,7 +9,7 @@ struct Numbers {
 }
 
 impl Numbers {
-    fn look(&self, sample: &mut Stopwatch, record: &Record, now: impl FnOnce() -> u64) -> bool {
+    fn look(&self, sample: &mut Stopwatch, record: &Record, now: impl Fn() -> u64) -> bool {
         sample.look(|| Seq(self.newest.load(Ordering::Relaxed)), &self.completed, record, now)
     }
 }
@@ -57,4 +57,30 @@ fn it_ends_by_itself_but_not_before_what_has_begun() {
     numbers.completed.store(1, Ordering::Relaxed);
     assert!(numbers.look(&mut sample, &record, || 1 << 50));
     assert_eq!(counted(&record), [(BUCKETS - 1, 1)]);
+}
+
+#[test]
+fn one_that_waits_for_a_peer_that_stands_is_left() {
+    let (numbers, record) = (Numbers::default(), record());
+    let mut sample = Stopwatch::new(0, 0, Seq(0), 1000);
+    assert!(!sample.is_overdue(1000 + 10 * MOST), "nothing is awaited");
+    numbers.newest.store(1, Ordering::Relaxed);
+    assert!(numbers.look(&mut sample, &record, || 2000));
+    assert!(!sample.is_overdue(1000 + MOST) && sample.is_overdue(1001 + MOST));
+}
+
+#[test]
+fn the_clock_that_ends_a_time_is_read_behind_its_completion() {
+    let (numbers, record) = (Numbers::default(), record());
+    let mut sample = Stopwatch::new(0, 0, Seq(0), 1000);
+    numbers.newest.store(1, Ordering::Relaxed);
+    let times = [1100, 1200].map(AtomicU64::new);
+    let reads = AtomicU32::new(0);
+    // It becomes complete once the clock was read.
+    let clock = || {
+        numbers.completed.store(1, Ordering::Relaxed);
+        times[reads.fetch_add(1, Ordering::Relaxed) as usize].load(Ordering::Relaxed)
+    };
+    assert!(numbers.look(&mut sample, &record, clock));
+    assert_eq!(record.complete_ns.load(Ordering::Relaxed), 200);
 }

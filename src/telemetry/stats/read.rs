@@ -264,13 +264,15 @@ fn lane(record: &Record, context: u64, peer: u64, at: u64) -> Option<Lane> {
         3 => State::Stopped,
         _ => State::Open,
     };
+    // Who stores them counts an entry first, then its bytes: in this order none has bytes that is not counted.
+    let bytes = record.bytes.load(Ordering::Acquire);
     let (entries, under_way, oldest) = (get(&record.entries), get(&record.under_way), get(&record.oldest));
     (entries > 0 || state != State::Open).then(|| Lane {
         context,
         peer,
         is_companion: false,
         entries,
-        bytes: get(&record.bytes),
+        bytes,
         batches: get(&record.batches),
         completed: get(&record.completed),
         refused: get(&record.refused),
