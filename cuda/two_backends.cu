@@ -80,6 +80,13 @@ PROGRAM(two_backends) {
     rank.note(format("what the structures say: %d beside %d, by itself %d", int(own.device.ginNetDeviceTypes[0]),
                      int(proxy.device.ginNetDeviceTypes[0]), int(world.device.ginNetDeviceTypes[0])));
 
+    // `own` gives kernels queues of the proxy's form.
+    const char* engine = getenv("OXYGIN_ENGINE");
+    const ncclGinType_t wanted = engine && !strcmp(engine, "own") ? NCCL_GIN_TYPE_PROXY : NCCL_GIN_TYPE_GDAKI;
+    if (proxy.device.ginNetDeviceTypes[0] != NCCL_GIN_TYPE_PROXY || own.device.ginNetDeviceTypes[0] != wanted)
+        throw Failure(format("the plugin's queues are of type %d, not %d, beside type %d of NCCL's proxy",
+                             int(own.device.ginNetDeviceTypes[0]), int(wanted), int(proxy.device.ginNetDeviceTypes[0])));
+
     Outcome* others;
     cudaStream_t beside;
     CUDA(cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking));
