@@ -8,8 +8,8 @@ use std::time::Instant;
 
 /// Windows that a kernel knows of a lane, at most.
 pub const WINDOWS: usize = 4;
-/// Lanes that a kernel serves at once, at most.
-pub const LANES: usize = 256;
+/// Lanes that a kernel serves at once, at most: DeepEP's 129 contexts towards seven peers.
+pub const LANES: usize = 1024;
 
 /// A kernel may have all queues of a set of no more than these, so that they can be on the GPU: those that carry
 /// nothing are watched. Each has a warp then. A CPU's first look at a queue that was there takes some 25 µs, and at so

@@ -4,6 +4,7 @@
 //! something has begun to arrive is, a slice of them a pass: an idle communicator of 16 contexts and 256 ranks has 4096
 //! such words.
 
+mod place;
 mod service;
 mod together;
 
@@ -11,8 +12,9 @@ use super::idle::Rest;
 use super::lane::{Batch, Common, Lane};
 use super::meter::Meter;
 use super::ring::{Head, Ring};
-use crate::fabric::lanes::{Apart, LaneServer};
+use crate::fabric::lanes::LaneServer;
 use crate::fabric::Context;
+use place::LanePlace;
 use service::KernelService;
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -134,36 +136,13 @@ impl<C> Kept<C> {
     }
 }
 
-/// A lane among others.
-struct Place<R> {
-    lane: Lane<R>,
-    /// Index of its context in `commons`.
-    context: u32,
-    is_hot: bool,
-    /// Visits since it carried something.
-    quiet: u32,
-    /// It had a fault even as it was only to give back what came: nobody touches it any more.
-    is_broken: bool,
-    /// Entries in a row that a kernel would have taken, how many there must be before it gets the lane, and what lay
-    /// between long copies.
-    suits: u32,
-    wanted: u32,
-    apart: Apart,
-}
-
-impl<R> Place<R> {
-    fn new(lane: Lane<R>, context: u32) -> Self {
-        Self { lane, context, is_hot: false, quiet: 0, is_broken: false, suits: 0, wanted: 0, apart: Apart::default() }
-    }
-}
-
 /// The lanes of some contexts of a set.
 pub struct Drain<C: Context, R: Ring> {
     contexts: Kept<C>,
     commons: Vec<Common>,
     /// On which pass a context made progress last.
     progressed: Vec<u64>,
-    places: Vec<Place<R>>,
+    places: Vec<LanePlace<R>>,
     /// By lane: where to look.
     heads: Vec<R::Head>,
     hot: Vec<u32>,
@@ -199,7 +178,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
         debug_assert!(lanes.iter().all(|(c, _)| (*c as usize) < commons.len()));
         debug_assert!(commons.iter().all(|c| (c.number as usize) < contexts.get().len()));
         let heads = lanes.iter().map(|(_, lane)| lane.head()).collect();
-        let places: Vec<_> = lanes.into_iter().map(|(context, lane)| Place::new(lane, context)).collect();
+        let places: Vec<_> = lanes.into_iter().map(|(context, lane)| LanePlace::new(lane, context)).collect();
         Self {
             contexts,
             progressed: vec![0; commons.len()],
@@ -285,7 +264,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
 
     /// Keeps `full`: nothing else shows such a lane.
     fn find_full(&mut self) {
-        let is_full = |place: &Place<R>| !place.is_hot && place.lane.is_full_of_unrung();
+        let is_full = |place: &LanePlace<R>| !place.is_hot && place.lane.is_full_of_unrung();
         self.full.retain(|&index| is_full(&self.places[index as usize]));
         for _ in 0..WATCHED_COLD.min(self.places.len()) {
             let index = self.next_watched;
@@ -325,7 +304,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
     }
 
     /// So many entries of these lanes, in words.
-    fn named<'a>(&self, left: impl Iterator<Item = (&'a Place<R>, u64)>) -> String {
+    fn named<'a>(&self, left: impl Iterator<Item = (&'a LanePlace<R>, u64)>) -> String {
         let named = left.take(NAMED_AT_MOST).map(|(place, n)| {
             let number = self.commons[place.context as usize].number;
             format!("{n} entries to rank {} (context {number})", place.lane.peer)

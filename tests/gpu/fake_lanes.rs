@@ -264,7 +264,7 @@ fn a_board_that_no_host_may_write_is_a_violation() {
     board.go(0);
     wait_until("lane 1 is served", || board.index(1) == 1);
     board.end();
-    for (blocks, threads) in [(5, 256), (1, 32), (8, 32)] {
+    for (blocks, threads) in [(17, 256), (1, 32), (8, 32)] {
         assert_ne!(board.launch_as(blocks, threads, LONG), 0);
     }
     assert_eq!(fake.violations(), 13 + 3);

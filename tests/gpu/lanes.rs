@@ -128,11 +128,11 @@ fn what_the_kernel_has_carried_out_is_said_at_the_end() {
     assert_eq!(said, fake.lane_descriptors() - before);
 }
 
-/// A block of the kernel has eight of them, and up to 64 where four blocks are not enough. All name the same windows,
-/// each of which is looked up once a hand-over, however many queues there are.
+/// A block of the kernel has eight of them, and up to 64 where eight blocks are not enough; more than 512 need more
+/// blocks. All name the same windows, each of which is looked up once a hand-over, however many queues there are.
 #[test]
 fn many_queues_are_served_by_several_blocks() {
-    for contexts in [40, 80] {
+    for contexts in [40, 80, 530] {
         let fake = Fake::take();
         let asked = || fake.calls("cuDeviceGetP2PAttribute");
         let before = (fake.lane_gos(), asked());

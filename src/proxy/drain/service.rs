@@ -5,9 +5,11 @@
 //! moment either this thread or the kernel reads it. Until the kernel runs, and between two launches, the lane is this
 //! thread's.
 
+mod hand_over;
+
 use super::together::Together;
-use super::{Drain, Pass, Place, HOT_VISITS};
-use crate::fabric::lanes::{LaneServer, LaneView, Stage, LANES, TOGETHER};
+use super::{Drain, LanePlace, Pass, HOT_VISITS};
+use crate::fabric::lanes::{LaneServer, Stage, LANES};
 use crate::fabric::Context;
 use crate::proxy::lane::Batch;
 use crate::proxy::memory::Memory;
@@ -22,9 +24,6 @@ use std::time::{Duration, Instant};
 /// A thread of a test may be held up for longer in between.
 const CLOSE: Duration = if cfg!(test) { Duration::from_secs(1) } else { Duration::from_micros(100) };
 const MANY: u32 = 4;
-/// How long lanes that are held have time to come to rest: more than most operations take, and less than a launch
-/// waits.
-const REST_WITHIN: Duration = Duration::from_micros(300);
 /// While a kernel may be had soon, this thread takes no more than so many entries of all lanes that would be for it,
 /// and of each no more than [`MANY`]: else device code that fills hundreds of places at once leaves lanes that come to
 /// rest only milliseconds later.
@@ -38,6 +37,10 @@ const IN_A_ROW_MOST: u32 = 64;
 const PAUSE: u32 = 32;
 /// A lane of which the kernel took so many entries in one service suits it.
 const SUITS: u32 = 32;
+/// A lane that carried something in one of the last so many services is handed over with the others, whether something
+/// is there or not: device code that has hundreds comes to them one after another, and each that is not the kernel's
+/// then has to wait for the next one.
+const RECENT: u64 = 8;
 /// How long the end waits for a kernel that serves: a hundred times what it has to live.
 const END_WITHIN: Duration = Duration::from_millis(500);
 
@@ -53,6 +56,16 @@ struct Given {
     done: u32,
 }
 
+/// Lanes that are held for the next kernel while one serves others.
+#[derive(Default)]
+struct Joining {
+    /// Since when they are; `None`: there are none.
+    since: Option<Instant>,
+    /// Those that are at rest, and the others.
+    resting: Vec<u32>,
+    busy: Vec<u32>,
+}
+
 /// What a thread keeps of a kernel that serves lanes.
 pub struct KernelService {
     kernel: Box<dyn LaneServer>,
@@ -60,6 +73,10 @@ pub struct KernelService {
     given: Vec<Given>,
     /// Since when they are held.
     held: Instant,
+    joining: Joining,
+    /// Services so far; lanes that the last one had, and that carried something in one of the last [`RECENT`].
+    services: u64,
+    recent: Vec<u32>,
     /// Since when a kernel has them, and whether the log has it that this is for too long.
     served: Option<(Instant, bool)>,
     /// One is called, as far as was known when it was asked last; the last one that was called came in time.
@@ -89,6 +106,9 @@ impl KernelService {
             kernel,
             given: Vec::new(),
             held: Instant::now(),
+            joining: Joining::default(),
+            services: 0,
+            recent: Vec::new(),
             served: None,
             is_called: false,
             comes_soon: true,
@@ -143,7 +163,7 @@ impl Drop for KernelService {
     }
 }
 
-impl<R: Ring> Place<R> {
+impl<R: Ring> LanePlace<R> {
     /// It is left to this thread for a while.
     fn put_off(&mut self) {
         (self.suits, self.wanted) = (0, (2 * self.wanted).clamp(IN_A_ROW, IN_A_ROW_MOST));
@@ -221,7 +241,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
                 }
             }
             // Nothing serves; what had served is taken back.
-            Stage::Called | Stage::Over => {}
+            Stage::Called | Stage::Over => self.release(&mut service),
             Stage::Ready if service.ends => self.release(&mut service),
             Stage::Ready => self.hand_over(&mut service),
             Stage::Serving => {
@@ -230,125 +250,14 @@ impl<C: Context, R: Ring> Drain<C, R> {
                 if service.together.is_to_bring(Instant::now()) {
                     service.kernel.bring();
                 }
-                // Lanes that this thread has carry traffic as well: the next one gets them, too, as soon as it is
-                // there.
-                if service.is_due && !service.ends {
-                    self.call(&mut service);
-                    if service.kernel.has_next() {
-                        service.is_due = false;
-                        service.kernel.stop();
-                    }
+                match service.ends {
+                    true => self.let_go(&mut service),
+                    false => self.let_join(&mut service),
                 }
             }
-            Stage::Failed => return self.lose_served(&service),
+            Stage::Failed => return self.lose_served(&mut service),
         }
         self.service = Some(service);
-    }
-
-    /// Whether a kernel may have all lanes, so that their queues may be on the GPU.
-    fn may_have_all(&self, service: &KernelService) -> bool {
-        let is_live = |place: &Place<R>| !self.commons[place.context as usize].is_dead();
-        self.places.len() <= TOGETHER && self.places.iter().all(|place| is_live(place) && place.may_be_watched(service))
-    }
-
-    /// Calls a kernel for the lanes that would be for it now, unless one is awaited.
-    fn call(&self, service: &mut KernelService) {
-        if service.kernel.is_awaited() {
-            return;
-        }
-        let is_wanted = |&&lane: &&u32| {
-            let place = &self.places[lane as usize];
-            place.lane.is_served() || place.is_for(service)
-        };
-        // Device code comes to its queues one after another: it had so many the last time.
-        let lanes = match self.may_have_all(service) {
-            true => self.places.len(),
-            false => self.hot.iter().filter(is_wanted).count().max(service.lately).min(LANES),
-        };
-        service.kernel.call(Instant::now(), lanes);
-        service.is_called = service.kernel.is_awaited();
-        service.comes_soon &= service.is_called;
-    }
-
-    /// Lanes that were held for a kernel take entries again.
-    fn release(&mut self, service: &mut KernelService) {
-        service.together.hold(false);
-        service.served = None;
-        for given in service.given.drain(..) {
-            self.places[given.lane as usize].lane.release();
-        }
-    }
-
-    /// A kernel is ready: holds the lanes for it, and gives it those that are at rest.
-    fn hand_over(&mut self, service: &mut KernelService) {
-        if service.given.is_empty() {
-            let room = service.kernel.room();
-            let all = self.places.len() <= room && self.may_have_all(service);
-            let candidates: &mut dyn Iterator<Item = u32> = match all {
-                true => &mut (0..self.places.len() as u32),
-                false => &mut self.hot.iter().copied(),
-            };
-            for lane in candidates {
-                let place = &mut self.places[lane as usize];
-                let (is_live, is_for) = (!self.commons[place.context as usize].is_dead(), place.is_for(service));
-                if is_live && (is_for || all) && service.given.len() < room && place.lane.hold(MANY) {
-                    service.given.push(Given { lane, is_watched: !is_for, next: 0, done: 0 });
-                }
-            }
-            service.held = Instant::now();
-            service.together.hold(service.given.len() == self.places.len());
-        }
-        let (contexts, is_late) = (self.contexts.get(), service.held.elapsed() > REST_WITHIN);
-        // The CPU's last operations may have needed a rank's memory for themselves, until a moment behind their end.
-        let kernel = &service.kernel;
-        let is_at_rest = |place: &mut Place<R>, commons: &[super::Common]| {
-            let common = &commons[place.context as usize];
-            place.lane.is_at_rest(&contexts[common.number as usize], common) && kernel.is_let_in(place.lane.peer)
-        };
-        let mut resting = Vec::with_capacity(service.given.len());
-        for given in std::mem::take(&mut service.given) {
-            match is_at_rest(&mut self.places[given.lane as usize], &self.commons) {
-                true => resting.push(given),
-                false if is_late => {
-                    self.places[given.lane as usize].lane.release();
-                    service.together.hold(false);
-                }
-                false => service.given.push(given),
-            }
-        }
-        if !service.given.is_empty() {
-            // The others are at rest for as long as they are held.
-            service.given.append(&mut resting);
-            return;
-        }
-        self.begin(service, resting);
-    }
-
-    /// Has the kernel serve those of the lanes, which are at rest, that it can.
-    fn begin(&mut self, service: &mut KernelService, resting: Vec<Given>) {
-        let views: Vec<Option<LaneView>> =
-            resting.iter().map(|given| self.places[given.lane as usize].lane.view(given.is_watched)).collect();
-        let known: Vec<LaneView> = views.iter().copied().flatten().collect();
-        // From here on it says that lanes carry traffic which this thread has.
-        service.is_due = false;
-        let mut served = if known.is_empty() { Vec::new() } else { service.kernel.serve(&known) }.into_iter();
-        for (given, view) in resting.into_iter().zip(views) {
-            let place = &mut self.places[given.lane as usize];
-            match view.filter(|_| served.next() == Some(true)) {
-                Some(LaneView { next, .. }) => {
-                    place.lane.begin_served();
-                    service.given.push(Given { next: next as u32, ..given });
-                }
-                None => {
-                    place.lane.release();
-                    place.put_off();
-                }
-            }
-        }
-        service.served = (!service.given.is_empty()).then(|| (Instant::now(), false));
-        service.lately = service.given.iter().filter(|given| !given.is_watched).count();
-        let may_bring = self.places.iter().all(|place| place.lane.can_be_watched());
-        service.together.begin(service.given.len() == self.places.len(), may_bring, Instant::now());
     }
 
     /// A sentence about a kernel that has had lanes for `limit`, once: it lives for milliseconds.
@@ -424,6 +333,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
     /// The kernel has ended: the lanes are this thread's.
     fn take_back(&mut self, service: &mut KernelService) {
         service.together.hold(false);
+        service.recent.clear();
         for given in service.given.drain(..) {
             let place = &mut self.places[given.lane as usize];
             if place.lane.is_served() {
@@ -431,6 +341,12 @@ impl<C: Context, R: Ring> Drain<C, R> {
                 self.heads[given.lane as usize] = place.lane.head();
                 // One that carried nothing is not handed over again before it does.
                 place.quiet = if given.done > 0 { 0 } else { HOT_VISITS - 1 };
+                if given.done > 0 {
+                    place.carried_in = service.services;
+                }
+                if !given.is_watched && place.carried_in + RECENT > service.services {
+                    service.recent.push(given.lane);
+                }
                 if given.done >= SUITS {
                     place.wanted = 0;
                 }
@@ -442,7 +358,8 @@ impl<C: Context, R: Ring> Drain<C, R> {
 
     /// The GPU has failed while a kernel served: nobody knows what of it is done.
     #[cold]
-    fn lose_served(&mut self, service: &KernelService) {
+    fn lose_served(&mut self, service: &mut KernelService) {
+        self.let_go(service);
         for given in &service.given {
             let place = &mut self.places[given.lane as usize];
             if place.lane.is_served() {
@@ -455,6 +372,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
     #[cold]
     pub(super) fn end_service(&mut self) {
         let Some(mut service) = self.service.take() else { return };
+        self.let_go(&mut service);
         let has_ended = service.end();
         if has_ended {
             self.follow(&mut service, &mut Pass::default());

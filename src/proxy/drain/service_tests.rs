@@ -1,8 +1,9 @@
 //! When lanes go to a kernel, and how much of them a thread takes until then.
 
 use super::super::{Kept, Work};
+use super::hand_over::REST_WITHIN;
 use super::*;
-use crate::fabric::lanes::{Position, LONGEST_APART};
+use crate::fabric::lanes::{LaneView, Position, LONGEST_APART, TOGETHER};
 use crate::proxy::idle::Rest;
 use crate::proxy::lane::stands::Stands;
 use crate::proxy::lane::{Common, Lane};
@@ -484,6 +485,8 @@ fn others_have_what_carries_something_alone() {
     }
 }
 
+#[path = "service_tests/joining.rs"]
+mod joining;
 #[path = "service_tests/kept_out.rs"]
 mod kept_out;
 #[path = "service_tests/overdue.rs"]

@@ -75,6 +75,12 @@ impl<R: Ring> Lane<R> {
         matches!(self.state, State::Served)
     }
 
+    /// Whether it takes nothing for now.
+    #[cfg(test)]
+    pub fn is_held(&self) -> bool {
+        matches!(self.state, State::Held)
+    }
+
     /// The GPU has failed while a kernel served it.
     #[cold]
     pub fn lose_served(&mut self, common: &Common) {

@@ -314,7 +314,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
     };
     if which == Which::Lanes && (grid_x > LaneKernel::BLOCKS || block_x != LaneKernel::THREADS) {
         drop(kernels);
-        world().violation("a lane kernel of another size than one to four blocks of 256 threads");
+        world().violation("a lane kernel of another size than one to 16 blocks of 256 threads");
         return CUDA_ERROR_INVALID_VALUE;
     }
     let read = |i: usize| unsafe { (*parameters.add(i)).cast::<u64>().read_unaligned() };

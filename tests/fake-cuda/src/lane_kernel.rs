@@ -119,7 +119,7 @@ impl<'a> LaneKernel<'a> {
     /// It is never launched otherwise.
     pub const THREADS: u32 = 32 * WARPS as u32;
     /// At most so many blocks.
-    pub const BLOCKS: u32 = 4;
+    pub const BLOCKS: u32 = 16;
 
     /// Runs all blocks of a launch to their end.
     pub fn run_all(launch: &'a Launch, blocks: u32, gpu: Reach) -> CUresult {

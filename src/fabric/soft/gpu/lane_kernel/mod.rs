@@ -35,10 +35,13 @@ const THREADS: u32 = 256;
 /// A launch has a block for so many lanes, a warp for each: a warp moves some 4 GB/s, and whoever has many queues has
 /// much to move.
 const OF_A_BLOCK: usize = 8;
-/// Blocks at most; where there are so many each may have eight times those lanes.
+/// Blocks at most, as long as there is room for all lanes in so many: each may have eight times [`OF_A_BLOCK`] of them.
+/// Every block takes a part of a multiprocessor from the application.
+const USUAL: usize = 8;
+/// Blocks at most. Lanes without room are the CPU's, which is slower with a few of them than the kernel with all.
 const BLOCKS: usize = LANES / board::ROOM;
-/// After a launch of several blocks that was late so many have as few as there can be: a GPU on which all find a place
-/// at once may be rare.
+/// After a launch of several blocks that was late so many have as few as there can be, and no more than [`USUAL`]: a
+/// GPU on which all find a place at once may be rare.
 const NARROW: u32 = 8;
 
 const CODE: Code = Code {
@@ -133,7 +136,12 @@ pub struct LaneStats {
 
 /// Blocks of a launch for so many lanes.
 fn blocks_for(lanes: usize, is_narrow: bool) -> usize {
-    lanes.div_ceil(if is_narrow { board::ROOM } else { OF_A_BLOCK }).clamp(1, BLOCKS)
+    let least = lanes.div_ceil(board::ROOM);
+    let blocks = match is_narrow {
+        true => least.min(USUAL),
+        false => lanes.div_ceil(OF_A_BLOCK).min(USUAL).max(least),
+    };
+    blocks.clamp(1, BLOCKS)
 }
 
 /// What `lanes.ptx` is told.
@@ -339,9 +347,10 @@ mod tests {
 
     #[test]
     fn a_launch_has_blocks_for_its_lanes() {
-        let of = |is_narrow| [0, 1, 8, 9, 32, 64, 65, 256, 1000].map(|lanes| blocks_for(lanes, is_narrow));
-        assert_eq!(of(false), [1, 1, 1, 2, 4, 4, 4, 4, 4]);
-        assert_eq!(of(true), [1, 1, 1, 1, 1, 1, 2, 4, 4]);
+        let of =
+            |is_narrow| [0, 1, 8, 9, 32, 64, 65, 256, 512, 513, 1000, 9999].map(|lanes| blocks_for(lanes, is_narrow));
+        assert_eq!(of(false), [1, 1, 1, 2, 4, 8, 8, 8, 8, 9, 16, 16]);
+        assert_eq!(of(true), [1, 1, 1, 1, 1, 1, 2, 4, 8, 8, 8, 8]);
     }
 
     /// What `fabric/lanes.rs` says of long copies the kernel has in its text.

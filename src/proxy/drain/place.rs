@@ -1,0 +1,40 @@
+//! A lane, and what a thread keeps of it to know when to look at it, and whether a kernel could have it.
+
+use crate::fabric::lanes::Apart;
+use crate::proxy::lane::Lane;
+
+/// A lane among others.
+pub(super) struct LanePlace<R> {
+    pub(super) lane: Lane<R>,
+    /// Index of its context in `commons`.
+    pub(super) context: u32,
+    pub(super) is_hot: bool,
+    /// Visits since it carried something.
+    pub(super) quiet: u32,
+    /// It had a fault even as it was only to give back what came: nobody touches it any more.
+    pub(super) is_broken: bool,
+    /// Entries in a row that a kernel would have taken, how many there must be before it gets the lane, and what lay
+    /// between long copies.
+    pub(super) suits: u32,
+    pub(super) wanted: u32,
+    pub(super) apart: Apart,
+    /// In which service of a kernel it carried something last.
+    pub(super) carried_in: u64,
+}
+
+impl<R> LanePlace<R> {
+    /// A lane that has carried nothing, and the index of its context in `commons`.
+    pub(super) fn new(lane: Lane<R>, context: u32) -> Self {
+        Self {
+            lane,
+            context,
+            is_hot: false,
+            quiet: 0,
+            is_broken: false,
+            suits: 0,
+            wanted: 0,
+            apart: Apart::default(),
+            carried_in: 0,
+        }
+    }
+}
