@@ -169,6 +169,12 @@ impl<R: Ring> LanePlace<R> {
         (self.suits, self.wanted) = (0, (2 * self.wanted).clamp(IN_A_ROW, IN_A_ROW_MOST));
     }
 
+    /// The same, and it takes entries again: a kernel cannot have it.
+    fn keep_from_kernel(&mut self) {
+        self.lane.release();
+        self.put_off();
+    }
+
     /// A visit took so many entries of it, those of a batch.
     #[inline]
     pub(super) fn note(&mut self, taken: u32, batch: &Batch, service: &mut KernelService) {

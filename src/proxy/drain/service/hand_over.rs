@@ -140,23 +140,27 @@ impl<C: Context, R: Ring> Drain<C, R> {
 
     /// Has the kernel serve those of the lanes, which are at rest, that it can.
     fn begin(&mut self, service: &mut KernelService, resting: Vec<Given>) {
-        let views: Vec<Option<LaneView>> =
-            resting.iter().map(|given| self.places[given.lane as usize].lane.view(given.is_watched)).collect();
-        let known: Vec<LaneView> = views.iter().copied().flatten().collect();
+        let (mut views, mut viewed): (Vec<LaneView>, Vec<Given>) = Default::default();
+        for given in resting {
+            let place = &mut self.places[given.lane as usize];
+            match place.lane.view(given.is_watched) {
+                Some(view) => {
+                    viewed.push(Given { next: view.next as u32, ..given });
+                    views.push(view);
+                }
+                None => place.keep_from_kernel(),
+            }
+        }
         // From here on it says that lanes carry traffic which this thread has.
         service.is_due = false;
-        let mut served = if known.is_empty() { Vec::new() } else { service.kernel.serve(&known) }.into_iter();
-        for (given, view) in resting.into_iter().zip(views) {
+        let mut served = if views.is_empty() { Vec::new() } else { service.kernel.serve(&views) }.into_iter();
+        for given in viewed {
             let place = &mut self.places[given.lane as usize];
-            match view.filter(|_| served.next() == Some(true)) {
-                Some(LaneView { next, .. }) => {
-                    place.lane.begin_served();
-                    service.given.push(Given { next: next as u32, ..given });
-                }
-                None => {
-                    place.lane.release();
-                    place.put_off();
-                }
+            if served.next() == Some(true) {
+                place.lane.begin_served();
+                service.given.push(given);
+            } else {
+                place.keep_from_kernel();
             }
         }
         service.services += 1;

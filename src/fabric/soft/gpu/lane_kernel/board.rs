@@ -125,11 +125,11 @@ impl Board {
 
     /// Lets a block begin with these lanes, at most [`ROOM`], all of descriptors or all of send entries that are rung
     /// alike. Returns where they are.
-    pub fn go(&self, launch: u64, lanes: &[LaneRecord]) -> Deal {
+    pub fn go(&self, launch: u64, lanes: &[&LaneRecord]) -> Deal {
         let deal = Deal::of(lanes.len());
         for place in 0..ROOM {
             let lane = lanes.get(deal.nth(place));
-            let record = lane.map_or([0; RECORD_WORDS], LaneRecord::words);
+            let record = lane.map_or([0; RECORD_WORDS], |lane| lane.words());
             let at = RECORDS_AT + place * RECORD_WORDS * 8;
             // Of a place without a lane the first word says so.
             let words = if lane.is_some() { RECORD_WORDS } else { 1 };
@@ -139,7 +139,7 @@ impl Board {
             let first = lane.map_or(0, |lane| lane.view.next as u32);
             self.word(POSITIONS_AT + 8 * place).store(first.into(), Ordering::Relaxed);
         }
-        let holds = lanes.first().map_or(0, LaneRecord::holds);
+        let holds = lanes.first().map_or(0, |lane| lane.holds());
         debug_assert!(lanes.iter().all(|lane| lane.holds() == holds));
         self.word(HOLDS_AT).store(holds, Ordering::Relaxed);
         self.word(SPREAD_AT).store(deal.spread.into(), Ordering::Relaxed);

@@ -280,8 +280,7 @@ impl LaneKernel {
         // Blocks without a lane end.
         let blocks = slot.blocks.min(lanes.len());
         slot.boards[blocks..slot.blocks].iter().for_each(|board| board.stop(slot.launches));
-        let of_block =
-            |block: usize| -> Vec<LaneRecord> { lanes.iter().skip(block).step_by(blocks).copied().collect() };
+        let of_block = |block: usize| -> Vec<&LaneRecord> { lanes.iter().skip(block).step_by(blocks).collect() };
         self.queues = Ranges::of(lanes.iter().map(|lane| &lane.view));
         self.firsts = lanes.iter().map(|lane| lane.view.next as u32).collect();
         self.deals = (0..blocks).map(|block| slot.boards[block].go(slot.launches, &of_block(block))).collect();
