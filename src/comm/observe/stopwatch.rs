@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// Calls of progress that look for a new operation after each look at a context: to read the clock so often takes some
 /// 10 µs.
 const CALLS: u32 = 256;
-/// An operation that is not complete after so many nanoseconds is left, for its peer may stand: others are to be seen
-/// meanwhile. Its age is shown all the same.
+/// One peer is watched for so many nanoseconds at most, for it may stand, and others are to be seen: an operation that
+/// is not complete then has no time. Its age is shown all the same.
 const MOST: u64 = 1_000_000_000;
 
 /// What is being measured.
@@ -31,6 +31,7 @@ pub struct Stopwatch {
     pub context: u32,
     /// Its peer.
     pub peer: u32,
+    began: u64,
     left: u32,
     phase: Phase,
 }
@@ -38,7 +39,7 @@ pub struct Stopwatch {
 impl Stopwatch {
     /// From now on, when `newest` is the newest operation.
     pub fn new(context: u32, peer: u32, newest: Seq, now: u64) -> Self {
-        Self { context, peer, left: CALLS, phase: Phase::Next(newest, now) }
+        Self { context, peer, began: now, left: CALLS, phase: Phase::Next(newest, now) }
     }
 
     /// Progress was called. Returns whether it goes on: one that has begun does until it is complete. `newest`, `done`:
@@ -63,9 +64,9 @@ impl Stopwatch {
         true
     }
 
-    /// Whether it has waited for an operation for too long.
+    /// Whether it has gone on for too long.
     pub fn is_overdue(&self, now: u64) -> bool {
-        matches!(self.phase, Phase::Under(_, since) if now.saturating_sub(since) > MOST)
+        now.saturating_sub(self.began) > MOST
     }
 
     /// Counts the time of an operation if it is complete.

@@ -18,8 +18,10 @@ pub(super) struct LanePlace<R> {
     pub(super) suits: u32,
     pub(super) wanted: u32,
     pub(super) apart: Apart,
-    /// In which service of a kernel it carried something last.
+    /// In which service of a kernel it carried something last, and in which it was held for the next one and did not
+    /// come to rest in time.
     pub(super) carried_in: u64,
+    pub(super) late_in: u64,
 }
 
 impl<R> LanePlace<R> {
@@ -35,6 +37,7 @@ impl<R> LanePlace<R> {
             wanted: 0,
             apart: Apart::default(),
             carried_in: 0,
+            late_in: 0,
         }
     }
 }

@@ -48,6 +48,8 @@ const END_WITHIN: Duration = Duration::from_millis(500);
 struct Given {
     /// Index of the lane.
     lane: u32,
+    /// Since when it is held.
+    since: Instant,
     /// It is watched, and nothing of it is carried out.
     is_watched: bool,
     /// How far the kernel had come when it was asked last, modulo 2^32, and how many entries it has done in this
@@ -56,14 +58,30 @@ struct Given {
     done: u32,
 }
 
+/// A lane that is held, and since when.
+#[derive(Clone, Copy)]
+struct Held {
+    lane: u32,
+    since: Instant,
+}
+
 /// Lanes that are held for the next kernel while one serves others.
 #[derive(Default)]
 struct Joining {
-    /// Since when they are; `None`: there are none.
-    since: Option<Instant>,
     /// Those that are at rest, and the others.
-    resting: Vec<u32>,
-    busy: Vec<u32>,
+    resting: Vec<Held>,
+    busy: Vec<Held>,
+}
+
+impl Joining {
+    fn is_empty(&self) -> bool {
+        self.resting.is_empty() && self.busy.is_empty()
+    }
+
+    /// Since when the first one is.
+    fn since(&self) -> Option<Instant> {
+        self.resting.iter().chain(&self.busy).map(|held| held.since).min()
+    }
 }
 
 /// What a thread keeps of a kernel that serves lanes.
@@ -74,7 +92,8 @@ pub struct KernelService {
     /// Since when they are held.
     held: Instant,
     joining: Joining,
-    /// Services so far; lanes that the last one had, and that carried something in one of the last [`RECENT`].
+    /// Services so far and [`RECENT`]; lanes that the last one had, and that carried something in one of the last
+    /// [`RECENT`].
     services: u64,
     recent: Vec<u32>,
     /// Since when a kernel has them, and whether the log has it that this is for too long.
@@ -107,7 +126,7 @@ impl KernelService {
             given: Vec::new(),
             held: Instant::now(),
             joining: Joining::default(),
-            services: 0,
+            services: RECENT,
             recent: Vec::new(),
             served: None,
             is_called: false,
@@ -345,10 +364,13 @@ impl<C: Context, R: Ring> Drain<C, R> {
             if place.lane.is_served() {
                 place.lane.release();
                 self.heads[given.lane as usize] = place.lane.head();
-                // One that carried nothing is not handed over again before it does.
+                // This thread does not look long at one that carried nothing.
                 place.quiet = if given.done > 0 { 0 } else { HOT_VISITS - 1 };
                 if given.done > 0 {
                     place.carried_in = service.services;
+                    if !std::mem::replace(&mut place.is_hot, true) {
+                        self.hot.push(given.lane);
+                    }
                 }
                 if !given.is_watched && place.carried_in + RECENT > service.services {
                     service.recent.push(given.lane);

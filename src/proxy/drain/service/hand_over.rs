@@ -4,7 +4,7 @@
 //! them with the next launch, which is called for that. They take nothing until then, so that they come to rest.
 
 use super::super::Common;
-use super::{Drain, Given, Joining, KernelService, LanePlace, MANY};
+use super::{Drain, Given, Held, Joining, KernelService, LanePlace, MANY};
 use crate::fabric::lanes::{LaneServer, LaneView, LANES, TOGETHER};
 use crate::fabric::Context;
 use crate::proxy::ring::Ring;
@@ -18,7 +18,8 @@ pub(super) const REST_WITHIN: Duration = Duration::from_micros(300 * SLOWER);
 /// How long others that are at rest wait for them, in a set of more than [`TOGETHER`]: as long as an operation takes by
 /// itself.
 pub(super) const OTHERS_WITHIN: Duration = Duration::from_micros(30 * SLOWER);
-/// How long lanes that join a kernel's have time for it: the others go on meanwhile. A launch waits for longer.
+/// How long lanes that join a kernel's have time for it: the others go on meanwhile. A launch waits for longer, if it
+/// is not there before they are held.
 pub(super) const JOIN_WITHIN: Duration = Duration::from_micros(700 * SLOWER);
 
 /// Whether all that was taken of a lane is done, and a kernel may begin with it.
@@ -45,18 +46,23 @@ impl<C: Context, R: Ring> Drain<C, R> {
         if service.kernel.is_awaited() {
             return;
         }
-        let is_wanted = |&&lane: &&u32| {
-            let place = &self.places[lane as usize];
-            place.lane.is_served() || place.is_for(service)
-        };
         // Device code comes to its queues one after another: it had so many the last time.
         let lanes = match self.may_have_all(service) {
             true => self.places.len(),
-            false => self.hot.iter().filter(is_wanted).count().max(service.lately).min(LANES),
+            false => self.wanted(service).max(service.lately).min(LANES),
         };
         service.kernel.call(Instant::now(), lanes);
         service.is_called = service.kernel.is_awaited();
         service.comes_soon &= service.is_called;
+    }
+
+    /// How many lanes a kernel would have that came now.
+    fn wanted(&self, service: &KernelService) -> usize {
+        let place = |&lane: &u32| &self.places[lane as usize];
+        let served = service.given.iter().filter(|given| place(&given.lane).lane.is_served()).count();
+        let more = self.hot.iter().map(place).filter(|place| !place.lane.is_served() && place.is_for(service)).count();
+        let cold = service.recent.iter().map(place).filter(|place| !place.is_hot && place.is_for(service)).count();
+        served + more + cold
     }
 
     /// Lanes that were held for a kernel take entries again.
@@ -71,9 +77,9 @@ impl<C: Context, R: Ring> Drain<C, R> {
 
     /// So do those that were held for the next one.
     pub(super) fn let_go(&mut self, service: &mut KernelService) {
-        service.joining.since = None;
-        for lane in service.joining.resting.drain(..).chain(service.joining.busy.drain(..)) {
-            self.places[lane as usize].lane.release();
+        let Joining { resting, busy } = &mut service.joining;
+        for held in resting.drain(..).chain(busy.drain(..)) {
+            self.places[held.lane as usize].lane.release();
         }
     }
 
@@ -82,7 +88,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
         if service.given.is_empty() {
             self.hold(service);
         }
-        let (contexts, waited) = (self.contexts.get(), service.held.elapsed());
+        let (contexts, now) = (self.contexts.get(), Instant::now());
         let (mut resting, mut busy) = (Vec::with_capacity(service.given.len()), Vec::new());
         for given in std::mem::take(&mut service.given) {
             let place = &mut self.places[given.lane as usize];
@@ -92,12 +98,19 @@ impl<C: Context, R: Ring> Drain<C, R> {
             }
         }
         let may_begin_without = self.places.len() > TOGETHER && !resting.is_empty();
-        if !busy.is_empty() && waited > REST_WITHIN {
-            busy.drain(..).for_each(|given| self.places[given.lane as usize].lane.release());
-            service.together.hold(false);
-        } else if !busy.is_empty() && may_begin_without && waited > OTHERS_WITHIN {
-            service.joining.since = Some(service.held);
-            service.joining.busy.extend(busy.drain(..).map(|given| given.lane));
+        let limit = if may_begin_without { JOIN_WITHIN } else { REST_WITHIN };
+        busy.retain(|given| {
+            let is_late = now.saturating_duration_since(given.since) > limit;
+            if is_late {
+                let place = &mut self.places[given.lane as usize];
+                place.lane.release();
+                place.late_in = service.services + 1;
+                service.together.hold(false);
+            }
+            !is_late
+        });
+        if may_begin_without && now.saturating_duration_since(service.held) > OTHERS_WITHIN {
+            service.joining.busy.extend(busy.drain(..).map(|Given { lane, since, .. }| Held { lane, since }));
         }
         if !busy.is_empty() {
             // Those at rest are so for as long as they are held.
@@ -112,12 +125,11 @@ impl<C: Context, R: Ring> Drain<C, R> {
     fn hold(&mut self, service: &mut KernelService) {
         let room = service.kernel.room();
         let all = self.places.len() <= room && self.may_have_all(service);
-        service.joining.since = None;
-        let (mut rested, mut busy) =
-            (std::mem::take(&mut service.joining.resting), std::mem::take(&mut service.joining.busy));
-        for lane in rested.drain(..).chain(busy.drain(..)) {
+        let now = Instant::now();
+        let Joining { resting, busy } = std::mem::take(&mut service.joining);
+        for Held { lane, since } in resting.into_iter().chain(busy) {
             match service.given.len() < room {
-                true => service.given.push(Given { lane, is_watched: false, next: 0, done: 0 }),
+                true => service.given.push(Given { lane, since, is_watched: false, next: 0, done: 0 }),
                 false => self.places[lane as usize].lane.release(),
             }
         }
@@ -131,10 +143,13 @@ impl<C: Context, R: Ring> Drain<C, R> {
             let (is_live, is_for) = (!self.commons[place.context as usize].is_dead(), place.is_for(service));
             // One that is held is in the list.
             if is_live && (is_for || all) && service.given.len() < room && place.lane.hold(MANY) {
-                service.given.push(Given { lane, is_watched: !is_for, next: 0, done: 0 });
+                service.given.push(Given { lane, since: now, is_watched: !is_for, next: 0, done: 0 });
             }
         }
-        service.held = Instant::now();
+        if service.given.is_empty() {
+            service.recent = recent;
+        }
+        service.held = now;
         service.together.hold(service.given.len() == self.places.len());
     }
 
@@ -163,7 +178,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
                 place.keep_from_kernel();
             }
         }
-        service.services += 1;
+        service.services += u64::from(!service.given.is_empty());
         service.served = (!service.given.is_empty()).then(|| (Instant::now(), false));
         service.lately = service.given.iter().filter(|given| !given.is_watched).count();
         let may_bring = self.places.iter().all(|place| place.lane.can_be_watched());
@@ -173,46 +188,53 @@ impl<C: Context, R: Ring> Drain<C, R> {
     /// Lanes that this thread has carry traffic as well: as soon as the next kernel is there they are held for it, and
     /// once they are at rest the present one is told to end, and that one gets all.
     pub(super) fn let_join(&mut self, service: &mut KernelService) {
-        if service.joining.since.is_none() && !service.is_due {
+        if service.joining.is_empty() && !service.is_due {
             return;
         }
-        let is_late = service.joining.since.is_some_and(|since| since.elapsed() > JOIN_WITHIN);
+        let now = Instant::now();
+        let is_over = |since: Instant, limit| now.saturating_duration_since(since) > limit;
         if !service.kernel.has_next() {
             self.call(service);
+            let is_late = service.joining.since().is_some_and(|since| is_over(since, JOIN_WITHIN));
             if is_late || !service.kernel.is_awaited() {
                 self.let_go(service);
             }
             return;
         }
         if std::mem::take(&mut service.is_due) {
-            self.hold_more(service);
+            self.hold_more(service, now);
         }
         let contexts = self.contexts.get();
-        let Joining { since, resting, busy } = &mut service.joining;
-        busy.retain(|&lane| {
-            let place = &mut self.places[lane as usize];
-            match is_at_rest(place, &self.commons, contexts, &*service.kernel) {
-                true => resting.push(lane),
-                false if is_late => place.lane.release(),
-                false => return true,
+        let Joining { resting, busy } = &mut service.joining;
+        busy.retain(|held| {
+            let place = &mut self.places[held.lane as usize];
+            if is_at_rest(place, &self.commons, contexts, &*service.kernel) {
+                resting.push(*held);
+                return false;
             }
-            false
+            let is_late = is_over(held.since, JOIN_WITHIN);
+            if is_late {
+                place.lane.release();
+                place.late_in = service.services;
+            }
+            !is_late
         });
-        match busy.is_empty() {
-            true if resting.is_empty() => *since = None,
-            true => service.kernel.stop(),
-            false => {}
+        // Those at rest wait no longer than this: the others are held on, for the launch behind that one.
+        let have_waited = resting.iter().any(|held| is_over(held.since, REST_WITHIN));
+        if !resting.is_empty() && (busy.is_empty() || have_waited) {
+            service.kernel.stop();
         }
     }
 
-    /// Holds lanes that carry something for the kernel that comes next.
-    fn hold_more(&mut self, service: &mut KernelService) {
+    /// Holds lanes that carry something for the kernel that comes next, but for those that were late for it already,
+    /// and those that it would not be let in for.
+    fn hold_more(&mut self, service: &mut KernelService, now: Instant) {
         for &lane in &self.hot {
             let place = &mut self.places[lane as usize];
-            let is_live = !self.commons[place.context as usize].is_dead();
-            if is_live && place.is_for(service) && place.lane.hold(MANY) {
-                service.joining.busy.push(lane);
-                service.joining.since.get_or_insert_with(Instant::now);
+            let is_live = !self.commons[place.context as usize].is_dead() && place.late_in != service.services;
+            let is_for = is_live && place.is_for(service) && service.kernel.is_let_in(place.lane.peer);
+            if is_for && place.lane.hold(MANY) {
+                service.joining.busy.push(Held { lane, since: now });
             }
         }
     }

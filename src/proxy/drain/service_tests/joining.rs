@@ -14,20 +14,24 @@ impl Bench {
         bench
     }
 
-    /// A kernel has all lanes but the one whose entry is not complete.
     fn let_serve_all_but_one() -> Self {
+        Self::let_serve_all_but(1)
+    }
+
+    /// A kernel has all lanes but those whose entries are not complete.
+    fn let_serve_all_but(late: u32) -> Self {
         let mut bench = Self::many();
         bench.write(4);
         (0..2).for_each(|_| bench.pass());
         assert_eq!(bench.standing(), [3; MANY_LANES], "one of each is under way");
         bench.told().stage = Stage::Ready;
         let posted = bench.fabric[0].posted.load(Ordering::Relaxed);
-        bench.fabric[0].completed.store(posted - 1, Ordering::Relaxed);
+        bench.fabric[0].completed.store(posted - late, Ordering::Relaxed);
         bench.pass();
-        assert_eq!(bench.told().stage, Stage::Ready, "the last one may be there in a moment");
+        assert_eq!(bench.told().stage, Stage::Ready, "the others may be there in a moment");
         std::thread::sleep(OTHERS_WITHIN);
         bench.pass();
-        assert_eq!(bench.served(), (Stage::Serving, MANY_LANES - 1));
+        assert_eq!(bench.served(), (Stage::Serving, MANY_LANES - late as usize));
         bench
     }
 
@@ -64,6 +68,40 @@ fn a_lane_that_is_late_joins_the_others_while_they_are_served() {
     bench.pass();
     assert_eq!(bench.told().stage, Stage::Over, "it is at rest");
     bench.pass();
+    assert_eq!(bench.served(), (Stage::Serving, MANY_LANES));
+}
+
+#[test]
+fn those_at_rest_join_without_one_that_is_not() {
+    let mut bench = Bench::let_serve_all_but(3);
+    bench.pass();
+    let posted = bench.fabric[0].posted.load(Ordering::Relaxed);
+    bench.fabric[0].completed.store(posted - 1, Ordering::Relaxed);
+    (0..2).for_each(|_| bench.pass());
+    assert_eq!(bench.served(), (Stage::Serving, MANY_LANES - 3), "the third one may be there in a moment");
+    std::thread::sleep(REST_WITHIN);
+    (0..2).for_each(|_| bench.pass());
+    std::thread::sleep(OTHERS_WITHIN);
+    bench.pass();
+    assert_eq!(bench.served(), (Stage::Serving, MANY_LANES - 1));
+}
+
+#[test]
+fn one_that_was_too_late_is_not_held_again_in_that_service() {
+    let mut bench = Bench::let_serve_all_but_one();
+    bench.pass();
+    std::thread::sleep(2 * JOIN_WITHIN);
+    (0..2).for_each(|_| bench.pass());
+    for _ in 0..3 {
+        // It takes what comes, which says that it is for the kernel.
+        bench.complete();
+        assert_eq!((bench.open(), bench.told().stage), (1, Stage::Serving));
+    }
+    let stands = bench.standing().iter().sum::<u32>();
+    assert!(stands < 3 * MANY_LANES as u32);
+    // The next one has it.
+    bench.told().stage = Stage::Over;
+    (0..3).for_each(|_| bench.complete());
     assert_eq!(bench.served(), (Stage::Serving, MANY_LANES));
 }
 

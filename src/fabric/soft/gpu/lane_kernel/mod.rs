@@ -99,6 +99,8 @@ pub struct LaneKernel {
     launches: Launches<LaunchSlot>,
     /// Where the one is that serves, and since when.
     serving: Option<(usize, Instant)>,
+    /// When the one that serves was asked for.
+    asked: Instant,
     /// Where the lanes of each of its blocks are, which have them in turn.
     deals: Vec<Deal>,
     /// Where the one is that comes next, and when it was asked for.
@@ -168,6 +170,7 @@ impl LaneKernel {
         Ok(Self {
             launches: Launches::open(rank, app, CODE, first, slot)?,
             serving: None,
+            asked: Instant::now(),
             deals: Vec::new(),
             next: None,
             polls: 0,
@@ -214,7 +217,12 @@ impl LaneKernel {
                 if std::mem::take(&mut self.moves) {
                     self.moved = now;
                 }
-                if self.moved > since && !self.is_awaited() && now.saturating_duration_since(since) > LIFE - RELAY {
+                // One that has gone again is not waited for.
+                self.next = self.next.filter(|(at, _)| !self.launches[*at].is_gone());
+                // A launch lives from its beginning on, and may have waited for its lanes.
+                let (age, life) = (now.saturating_duration_since(since), now.saturating_duration_since(self.asked));
+                let is_old = age > LIFE - RELAY || life > LIFE - RELAY / 2;
+                if self.moved > since && !self.is_awaited() && is_old {
                     self.call(now, self.served());
                 }
                 // Each block ends by itself: where one's life is over, the others' lanes wait for it.
@@ -275,7 +283,8 @@ impl LaneKernel {
 
     /// Has the one that is ready serve these lanes, for which it has room.
     pub fn serve(&mut self, lanes: &[LaneRecord]) {
-        let Some((at, _)) = self.next.take() else { return };
+        let Some((at, asked)) = self.next.take() else { return };
+        self.asked = asked;
         let slot = &self.launches[at];
         // Blocks without a lane end.
         let blocks = slot.blocks.min(lanes.len());
