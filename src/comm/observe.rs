@@ -127,9 +127,14 @@ impl Published {
             })
         });
         if !goes_on {
-            *sample = None;
-            self.samples.store(false, Ordering::Relaxed);
+            self.watch(sample, None);
         }
+    }
+
+    /// Takes another sample, or none.
+    fn watch(&self, sample: &mut Option<Stopwatch>, next: Option<Stopwatch>) {
+        self.samples.store(next.is_some(), Ordering::Relaxed);
+        *sample = next;
     }
 
     #[cold]
@@ -151,16 +156,16 @@ impl Published {
         page.set_published(time);
         let moved = on_queues!(set.queues(), contexts => {
             *next = (*next + 1) % contexts.len().max(1);
-            publish(contexts, *next, set.nranks, page, seen, (time, sampled.get(*next).map_or(0, |peer| *peer)))
+            publish(contexts, *next, set.nranks, page, seen, (time, sampled.get(*next).copied().unwrap_or(0)))
         });
         if sample.as_ref().is_some_and(|sample| sample.is_overdue(time)) {
-            *sample = None;
-            self.samples.store(false, Ordering::Relaxed);
+            self.watch(sample, None);
         }
         if let (None, Some((peer, newest))) = (&sample, moved) {
-            sampled.iter_mut().skip(*next).take(1).for_each(|sampled| *sampled = peer);
-            *sample = Some(Stopwatch::new(*next as u32, peer, newest, time));
-            self.samples.store(true, Ordering::Relaxed);
+            if let Some(sampled) = sampled.get_mut(*next) {
+                *sampled = peer;
+            }
+            self.watch(sample, Some(Stopwatch::new(*next as u32, peer, newest, time)));
         }
     }
 }

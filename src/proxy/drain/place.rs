@@ -1,7 +1,7 @@
 //! A lane, and what a thread keeps of it to know when to look at it, and whether a kernel could have it.
 
 use crate::fabric::lanes::Apart;
-use crate::proxy::lane::Lane;
+use crate::proxy::lane::{Common, Lane};
 
 /// A lane among others.
 pub(super) struct LanePlace<R> {
@@ -39,5 +39,10 @@ impl<R> LanePlace<R> {
             carried_in: 0,
             late_in: 0,
         }
+    }
+
+    /// Whether its context, one of these, still takes entries.
+    pub(super) fn is_live(&self, commons: &[Common]) -> bool {
+        !commons[self.context as usize].is_dead()
     }
 }

@@ -45,6 +45,7 @@ const RECENT: u64 = 8;
 const END_WITHIN: Duration = Duration::from_millis(500);
 
 /// A lane that is held for the kernel, or that it serves.
+#[derive(Clone, Copy)]
 struct Given {
     /// Index of the lane.
     lane: u32,
@@ -58,19 +59,19 @@ struct Given {
     done: u32,
 }
 
-/// A lane that is held, and since when.
-#[derive(Clone, Copy)]
-struct Held {
-    lane: u32,
-    since: Instant,
-}
-
 /// Lanes that are held for the next kernel while one serves others.
 #[derive(Default)]
 struct Joining {
     /// Those that are at rest, and the others.
-    resting: Vec<Held>,
-    busy: Vec<Held>,
+    resting: Vec<Given>,
+    busy: Vec<Given>,
+}
+
+impl Given {
+    /// Held from `since` on.
+    fn held(lane: u32, since: Instant, is_watched: bool) -> Self {
+        Self { lane, since, is_watched, next: 0, done: 0 }
+    }
 }
 
 impl Joining {
@@ -80,7 +81,7 @@ impl Joining {
 
     /// Since when the first one is.
     fn since(&self) -> Option<Instant> {
-        self.resting.iter().chain(&self.busy).map(|held| held.since).min()
+        self.resting.iter().chain(&self.busy).map(|given| given.since).min()
     }
 }
 
@@ -89,7 +90,7 @@ pub struct KernelService {
     kernel: Box<dyn LaneServer>,
     /// In the order in which the kernel was given them.
     given: Vec<Given>,
-    /// Since when they are held.
+    /// When those that it is about to get were chosen.
     held: Instant,
     joining: Joining,
     /// Services so far and [`RECENT`]; lanes that the last one had, and that carried something in one of the last
@@ -265,7 +266,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
                     self.call(&mut service);
                 }
             }
-            // Nothing serves; what had served is taken back.
+            // Nothing serves, so nothing is held; what had served is taken back.
             Stage::Called | Stage::Over => self.release(&mut service),
             Stage::Ready if service.ends => self.release(&mut service),
             Stage::Ready => self.hand_over(&mut service),

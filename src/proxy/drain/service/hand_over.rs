@@ -3,8 +3,7 @@
 //! Lanes that come to rest late, some of hundreds, do not keep the others waiting: those begin, and the late ones join
 //! them with the next launch, which is called for that. They take nothing until then, so that they come to rest.
 
-use super::super::Common;
-use super::{Drain, Given, Held, Joining, KernelService, LanePlace, MANY};
+use super::{Drain, Given, Joining, KernelService, LanePlace, MANY};
 use crate::fabric::lanes::{LaneServer, LaneView, LANES, TOGETHER};
 use crate::fabric::Context;
 use crate::proxy::ring::Ring;
@@ -22,23 +21,16 @@ pub(super) const OTHERS_WITHIN: Duration = Duration::from_micros(30 * SLOWER);
 /// is not there before they are held.
 pub(super) const JOIN_WITHIN: Duration = Duration::from_micros(700 * SLOWER);
 
-/// Whether all that was taken of a lane is done, and a kernel may begin with it.
-fn is_at_rest<C: Context, R: Ring>(
-    place: &mut LanePlace<R>,
-    commons: &[Common],
-    contexts: &[C],
-    kernel: &dyn LaneServer,
-) -> bool {
-    let common = &commons[place.context as usize];
-    // The CPU's last operations may have needed a rank's memory for themselves, until a moment behind their end.
-    place.lane.is_at_rest(&contexts[common.number as usize], common) && kernel.is_let_in(place.lane.peer)
+/// Whether more than so much time is between the two.
+fn is_over(since: Instant, now: Instant, limit: Duration) -> bool {
+    now.saturating_duration_since(since) > limit
 }
 
 impl<C: Context, R: Ring> Drain<C, R> {
     /// Whether a kernel may have all lanes, so that their queues may be on the GPU.
     fn may_have_all(&self, service: &KernelService) -> bool {
-        let is_live = |place: &LanePlace<R>| !self.commons[place.context as usize].is_dead();
-        self.places.len() <= TOGETHER && self.places.iter().all(|place| is_live(place) && place.may_be_watched(service))
+        let may_be = |place: &LanePlace<R>| place.is_live(&self.commons) && place.may_be_watched(service);
+        self.places.len() <= TOGETHER && self.places.iter().all(may_be)
     }
 
     /// Calls a kernel for the lanes that would be for it now, unless one is awaited.
@@ -78,9 +70,40 @@ impl<C: Context, R: Ring> Drain<C, R> {
     /// So do those that were held for the next one.
     pub(super) fn let_go(&mut self, service: &mut KernelService) {
         let Joining { resting, busy } = &mut service.joining;
-        for held in resting.drain(..).chain(busy.drain(..)) {
-            self.places[held.lane as usize].lane.release();
+        for given in resting.drain(..).chain(busy.drain(..)) {
+            self.places[given.lane as usize].lane.release();
         }
+    }
+
+    /// Moves those that are at rest from one list to the other: all that was taken of them is done, and the kernel may
+    /// begin with them.
+    fn settle(&mut self, kernel: &dyn LaneServer, busy: &mut Vec<Given>, resting: &mut Vec<Given>) {
+        let contexts = self.contexts.get();
+        busy.retain(|given| {
+            let place = &mut self.places[given.lane as usize];
+            let common = &self.commons[place.context as usize];
+            // The CPU's last operations may have needed a rank's memory for themselves, until a moment behind their
+            // end.
+            let is_at_rest =
+                place.lane.is_at_rest(&contexts[common.number as usize], common) && kernel.is_let_in(place.lane.peer);
+            if is_at_rest {
+                resting.push(*given);
+            }
+            !is_at_rest
+        });
+    }
+
+    /// Those that have been held for longer than `limit` take entries again, late in that service.
+    fn give_up_late(&mut self, busy: &mut Vec<Given>, now: Instant, limit: Duration, service: u64) {
+        busy.retain(|given| {
+            let is_late = is_over(given.since, now, limit);
+            if is_late {
+                let place = &mut self.places[given.lane as usize];
+                place.lane.release();
+                place.late_in = service;
+            }
+            !is_late
+        });
     }
 
     /// A kernel is ready: holds the lanes for it, and gives it those that are at rest.
@@ -88,29 +111,17 @@ impl<C: Context, R: Ring> Drain<C, R> {
         if service.given.is_empty() {
             self.hold(service);
         }
-        let (contexts, now) = (self.contexts.get(), Instant::now());
-        let (mut resting, mut busy) = (Vec::with_capacity(service.given.len()), Vec::new());
-        for given in std::mem::take(&mut service.given) {
-            let place = &mut self.places[given.lane as usize];
-            match is_at_rest(place, &self.commons, contexts, &*service.kernel) {
-                true => resting.push(given),
-                false => busy.push(given),
-            }
-        }
+        let now = Instant::now();
+        let (mut busy, mut resting) = (std::mem::take(&mut service.given), Vec::new());
+        self.settle(&*service.kernel, &mut busy, &mut resting);
         let may_begin_without = self.places.len() > TOGETHER && !resting.is_empty();
-        let limit = if may_begin_without { JOIN_WITHIN } else { REST_WITHIN };
-        busy.retain(|given| {
-            let is_late = now.saturating_duration_since(given.since) > limit;
-            if is_late {
-                let place = &mut self.places[given.lane as usize];
-                place.lane.release();
-                place.late_in = service.services + 1;
-                service.together.hold(false);
-            }
-            !is_late
-        });
-        if may_begin_without && now.saturating_duration_since(service.held) > OTHERS_WITHIN {
-            service.joining.busy.extend(busy.drain(..).map(|Given { lane, since, .. }| Held { lane, since }));
+        let (limit, held) = (if may_begin_without { JOIN_WITHIN } else { REST_WITHIN }, busy.len());
+        self.give_up_late(&mut busy, now, limit, service.services + 1);
+        if busy.len() < held {
+            service.together.hold(false);
+        }
+        if may_begin_without && is_over(service.held, now, OTHERS_WITHIN) {
+            service.joining.busy.append(&mut busy);
         }
         if !busy.is_empty() {
             // Those at rest are so for as long as they are held.
@@ -127,10 +138,10 @@ impl<C: Context, R: Ring> Drain<C, R> {
         let all = self.places.len() <= room && self.may_have_all(service);
         let now = Instant::now();
         let Joining { resting, busy } = std::mem::take(&mut service.joining);
-        for Held { lane, since } in resting.into_iter().chain(busy) {
+        for given in resting.into_iter().chain(busy) {
             match service.given.len() < room {
-                true => service.given.push(Given { lane, since, is_watched: false, next: 0, done: 0 }),
-                false => self.places[lane as usize].lane.release(),
+                true => service.given.push(given),
+                false => self.places[given.lane as usize].lane.release(),
             }
         }
         let recent = std::mem::take(&mut service.recent);
@@ -140,10 +151,10 @@ impl<C: Context, R: Ring> Drain<C, R> {
         };
         for lane in candidates {
             let place = &mut self.places[lane as usize];
-            let (is_live, is_for) = (!self.commons[place.context as usize].is_dead(), place.is_for(service));
+            let (is_live, is_for) = (place.is_live(&self.commons), place.is_for(service));
             // One that is held is in the list.
             if is_live && (is_for || all) && service.given.len() < room && place.lane.hold(MANY) {
-                service.given.push(Given { lane, since: now, is_watched: !is_for, next: 0, done: 0 });
+                service.given.push(Given::held(lane, now, !is_for));
             }
         }
         if service.given.is_empty() {
@@ -192,10 +203,9 @@ impl<C: Context, R: Ring> Drain<C, R> {
             return;
         }
         let now = Instant::now();
-        let is_over = |since: Instant, limit| now.saturating_duration_since(since) > limit;
         if !service.kernel.has_next() {
             self.call(service);
-            let is_late = service.joining.since().is_some_and(|since| is_over(since, JOIN_WITHIN));
+            let is_late = service.joining.since().is_some_and(|since| is_over(since, now, JOIN_WITHIN));
             if is_late || !service.kernel.is_awaited() {
                 self.let_go(service);
             }
@@ -204,23 +214,11 @@ impl<C: Context, R: Ring> Drain<C, R> {
         if std::mem::take(&mut service.is_due) {
             self.hold_more(service, now);
         }
-        let contexts = self.contexts.get();
         let Joining { resting, busy } = &mut service.joining;
-        busy.retain(|held| {
-            let place = &mut self.places[held.lane as usize];
-            if is_at_rest(place, &self.commons, contexts, &*service.kernel) {
-                resting.push(*held);
-                return false;
-            }
-            let is_late = is_over(held.since, JOIN_WITHIN);
-            if is_late {
-                place.lane.release();
-                place.late_in = service.services;
-            }
-            !is_late
-        });
+        self.settle(&*service.kernel, busy, resting);
+        self.give_up_late(busy, now, JOIN_WITHIN, service.services);
         // Those at rest wait no longer than this: the others are held on, for the launch behind that one.
-        let have_waited = resting.iter().any(|held| is_over(held.since, REST_WITHIN));
+        let have_waited = resting.iter().any(|given| is_over(given.since, now, REST_WITHIN));
         if !resting.is_empty() && (busy.is_empty() || have_waited) {
             service.kernel.stop();
         }
@@ -231,10 +229,10 @@ impl<C: Context, R: Ring> Drain<C, R> {
     fn hold_more(&mut self, service: &mut KernelService, now: Instant) {
         for &lane in &self.hot {
             let place = &mut self.places[lane as usize];
-            let is_live = !self.commons[place.context as usize].is_dead() && place.late_in != service.services;
-            let is_for = is_live && place.is_for(service) && service.kernel.is_let_in(place.lane.peer);
+            let may_be = place.is_live(&self.commons) && place.late_in != service.services;
+            let is_for = may_be && place.is_for(service) && service.kernel.is_let_in(place.lane.peer);
             if is_for && place.lane.hold(MANY) {
-                service.joining.busy.push(Held { lane, since: now });
+                service.joining.busy.push(Given::held(lane, now, false));
             }
         }
     }

@@ -217,8 +217,7 @@ impl LaneKernel {
                 if std::mem::take(&mut self.moves) {
                     self.moved = now;
                 }
-                // One that has gone again is not waited for.
-                self.next = self.next.filter(|(at, _)| !self.launches[*at].is_gone());
+                self.forget_gone();
                 // A launch lives from its beginning on, and may have waited for its lanes.
                 let (age, life) = (now.saturating_duration_since(since), now.saturating_duration_since(self.asked));
                 let is_old = age > LIFE - RELAY || life > LIFE - RELAY / 2;
@@ -238,16 +237,17 @@ impl LaneKernel {
         self.look_at_next(is_time)
     }
 
+    /// One that has gone again is not waited for.
+    fn forget_gone(&mut self) {
+        self.next = self.next.filter(|(at, _)| !self.launches[*at].is_gone());
+    }
+
     /// The one that comes next: whether it is there, or late, or has gone again.
     fn look_at_next(&mut self, is_time: bool) -> Stage {
-        let Some((at, since)) = self.next else { return Stage::Off };
-        let slot = &self.launches[at];
         // First: one that is gone shows that it was up.
-        if slot.is_gone() {
-            self.next = None;
-            return Stage::Off;
-        }
-        if slot.is_up() {
+        self.forget_gone();
+        let Some((at, since)) = self.next else { return Stage::Off };
+        if self.launches[at].is_up() {
             self.launches.in_time();
             return Stage::Ready;
         }
