@@ -10,6 +10,16 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+/// Lets others go on, after a wait of so long: the longer, the more, as what is late already is not waited for to the
+/// microsecond, and ranks that wait for a deadline take no core from those that work.
+pub fn rest(waited: Duration) {
+    match waited.as_millis() {
+        0 => std::thread::yield_now(),
+        1..200 => std::thread::sleep(Duration::from_micros(50)),
+        _ => std::thread::sleep(Duration::from_micros(250)),
+    }
+}
+
 /// What a case knows before it makes a communicator.
 pub struct CaseEnv<'a> {
     /// This rank.
@@ -116,10 +126,7 @@ impl CaseEnv<'_> {
                 if waited > self.limit {
                     return Err(format!("waited {} s for {}", self.limit.as_secs(), what()));
                 }
-                match waited {
-                    w if w > Duration::from_millis(20) => std::thread::sleep(Duration::from_micros(50)),
-                    _ => std::thread::yield_now(),
-                }
+                rest(waited);
             }
         }
         unreachable!("the loop has no end")

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 /// The longest message that one gather carries, bytes.
 pub const MESSAGE: usize = 1024;
+/// A wait that has taken so long sleeps longer between two looks: who waits for a deadline takes no core.
+const PATIENT: Duration = Duration::from_millis(200);
 /// Calls into the plugin by number, for [`Rank::call`].
 pub const CALLS: &[&str] = &[
     "no call",
@@ -130,7 +132,7 @@ impl Control {
                 if start.elapsed() > limit {
                     return Err(format!("waited {} s for {}", limit.as_secs(), what()));
                 }
-                std::thread::sleep(Duration::from_micros(50));
+                std::thread::sleep(Duration::from_micros(if start.elapsed() < PATIENT { 50 } else { 250 }));
             }
             let len = other.lengths[side].load(Ordering::Relaxed) as usize;
             // SAFETY: published before the epoch that was read with acquire.

@@ -23,6 +23,8 @@ const SLOT: usize = FORM.bytes() / 8;
 const DEPTH: i32 = 64;
 /// Slots up to which a queue has the defect of reading too early: in all of them no case would pass.
 const HASTY_SLOTS: usize = 16;
+/// Passes in vain, of some 80 µs each, before the thread sleeps longer between two.
+const PATIENT: u32 = 1000;
 
 /// Whether device code is to get a queue.
 pub fn wanted() -> bool {
@@ -145,9 +147,13 @@ impl Queue {
         };
         let end = stop.clone();
         let thread = std::thread::spawn(move || {
+            let mut vain = 0_u32;
             while !end.load(Ordering::Relaxed) {
-                if !server.pass() {
-                    std::thread::sleep(Duration::from_micros(20));
+                vain = if server.pass() { 0 } else { vain.saturating_add(1) };
+                match vain {
+                    0 => {}
+                    1..PATIENT => std::thread::sleep(Duration::from_micros(20)),
+                    _ => std::thread::sleep(Duration::from_micros(250)),
                 }
             }
         });
