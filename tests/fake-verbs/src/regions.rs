@@ -124,6 +124,7 @@ pub unsafe fn register_dmabuf(
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let mr = unsafe { Box::from_raw(mr) };
     let mut world = world();
+    world.land_region(mr.rkey);
     world.local.remove(&mr.lkey);
     world.remote.remove(&mr.rkey);
     world.settings.count("live_regions", -1);

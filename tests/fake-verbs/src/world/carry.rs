@@ -108,6 +108,11 @@ impl World {
         self.land(|w| w.until < now);
     }
 
+    /// Writes to a region that goes arrive before: its memory is then the owner's again, who may free it.
+    pub(crate) fn land_region(&mut self, rkey: u32) {
+        self.land(|w| w.rkey == rkey);
+    }
+
     fn land(&mut self, comes: impl Fn(&OnTheWay) -> bool) {
         let (landed, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.on_the_way).into_iter().partition(comes);
         self.on_the_way = rest;
