@@ -1,6 +1,6 @@
 //! What a rank of a case has: what it shares with the others, and waits that end.
 
-use super::control::{Control, CALLS};
+use super::control::{nap, Control, CALLS};
 use super::findings::stopped;
 use super::world::{Outcome, Remote};
 use crate::device::Waiting;
@@ -9,16 +9,6 @@ use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-
-/// Lets others go on, after a wait of so long: the longer, the more, as what is late already is not waited for to the
-/// microsecond, and ranks that wait for a deadline take no core from those that work.
-pub fn rest(waited: Duration) {
-    match waited.as_millis() {
-        0 => std::thread::yield_now(),
-        1..200 => std::thread::sleep(Duration::from_micros(50)),
-        _ => std::thread::sleep(Duration::from_micros(250)),
-    }
-}
 
 /// What a case knows before it makes a communicator.
 pub struct CaseEnv<'a> {
@@ -126,7 +116,10 @@ impl CaseEnv<'_> {
                 if waited > self.limit {
                     return Err(format!("waited {} s for {}", self.limit.as_secs(), what()));
                 }
-                rest(waited);
+                match waited.as_millis() {
+                    0 => std::thread::yield_now(),
+                    _ => nap(waited),
+                }
             }
         }
         unreachable!("the loop has no end")

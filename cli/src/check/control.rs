@@ -7,8 +7,6 @@ use std::time::{Duration, Instant};
 
 /// The longest message that one gather carries, bytes.
 pub const MESSAGE: usize = 1024;
-/// A wait that has taken so long sleeps longer between two looks: who waits for a deadline takes no core.
-const PATIENT: Duration = Duration::from_millis(200);
 /// Calls into the plugin by number, for [`Rank::call`].
 pub const CALLS: &[&str] = &[
     "no call",
@@ -34,6 +32,13 @@ pub const CALLS: &[&str] = &[
     "getRmaProperties",
     "dlclose",
 ];
+
+/// Sleeps between two looks, after a wait of so long: what is late already is not waited for to the microsecond, and
+/// ranks that wait for a deadline take no core from those that work.
+pub fn nap(waited: Duration) {
+    let us = if waited < Duration::from_millis(200) { 50 } else { 250 };
+    std::thread::sleep(Duration::from_micros(us));
+}
 
 /// What one rank shows to the others. Lives in shared memory, all zero at first.
 #[repr(C)]
@@ -126,13 +131,14 @@ impl Control {
                     let late = late.map(usize::to_string).collect::<Vec<_>>().join(", ");
                     format!("rank(s) {late} to reach the same step")
                 };
+                let waited = start.elapsed();
                 if self.aborted() {
-                    return Err(stopped(start.elapsed(), what()));
+                    return Err(stopped(waited, what()));
                 }
-                if start.elapsed() > limit {
+                if waited > limit {
                     return Err(format!("waited {} s for {}", limit.as_secs(), what()));
                 }
-                std::thread::sleep(Duration::from_micros(if start.elapsed() < PATIENT { 50 } else { 250 }));
+                nap(waited);
             }
             let len = other.lengths[side].load(Ordering::Relaxed) as usize;
             // SAFETY: published before the epoch that was read with acquire.
