@@ -9,15 +9,18 @@ namespace alltoall_program {
 constexpr int THREADS = 512;  // of a block between barriers
 constexpr int PLAIN_BLOCKS = 4;
 const char* const PARTS[] = {"first barrier", "puts and signals", "flush", "second barrier"};
+constexpr int LONGEST = std::size(PARTS);
 
 // All on context 0. A thread puts to one rank, so the first block puts all where there are no more than 512.
-// `parts`: ns that the first block spends in each of PARTS, added up.
+// `parts`: ns that the first block spends in each of PARTS, added up; at LONGEST its longest round's, which tells
+// one that was held up from many that were slow.
 __global__ void between_barriers(ncclDevComm comm, ncclWindow_t window, ncclGinBarrierHandle_t handle, size_t receive,
                                  size_t bytes, unsigned long long* parts, Outcome* out) {
     ncclGin gin{comm, 0};
     const ncclTeam world = ncclTeamWorld(comm);
     const bool measures = blockIdx.x == 0 && threadIdx.x == 0;
-    uint64_t last = now_ns();
+    const uint64_t begin = now_ns();
+    uint64_t last = begin;
     auto part_ends = [&](int part) {
         if (!measures) return;
         const uint64_t now = now_ns();
@@ -41,11 +44,12 @@ __global__ void between_barriers(ncclDevComm comm, ncclWindow_t window, ncclGinB
     part_ends(2);
     barrier.sync(ncclCoopCta(), cuda::memory_order_release, ncclGinFenceLevel::Relaxed);
     part_ends(3);
+    if (measures && last - begin > parts[LONGEST]) parts[LONGEST] = last - begin;
 }
 
 void with_barriers(Rank& rank, World& world, size_t area) {
     const int n = rank.count(), blocks = rank.options.blocks;
-    unsigned long long *bad, *parts, ns[std::size(PARTS)];
+    unsigned long long *bad, *parts, ns[LONGEST + 1];
     CUDA(cudaHostAlloc(&bad, 2 * sizeof *bad, cudaHostAllocMapped | cudaHostAllocPortable));
     CUDA(cudaMalloc(&parts, sizeof ns));
     char* memory = static_cast<char*>(world.memory);
@@ -69,6 +73,7 @@ void with_barriers(Rank& rank, World& world, size_t area) {
         CUDA(cudaMemcpy(ns, parts, sizeof ns, cudaMemcpyDeviceToHost));
         for (size_t i = 0; i < std::size(PARTS); i++)
             rank.row(format("of which %s", PARTS[i]).c_str(), total, ns[i] / 1e3 / small_alltoall_rounds(rank), "us");
+        rank.row("the longest of them", total, ns[LONGEST] / 1e3, "us");
     }
     CUDA(cudaFree(parts));
     CUDA(cudaFreeHost(bad));

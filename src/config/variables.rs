@@ -291,7 +291,7 @@ const GENERAL: &[Variable] = &[
         default: "20",
         meaning: "How long these threads spin after the last descriptor before they sleep between looks, in \
                   milliseconds. They sleep 20 µs at a time in the first second, 20 ms then, 80 ms after ten. `spin`: \
-                  never.",
+                  never, but where threads that compute have all processors.",
         accepted: "spin, or 0 to 3600000",
         apply: |config, text| {
             config.proxy_poll = match text {

@@ -49,6 +49,12 @@ impl Default for Apart {
 }
 
 impl Apart {
+    /// Whether a pause would change something: there was none since the last long copy.
+    #[inline]
+    pub fn may_pause(self) -> bool {
+        !self.is_paused
+    }
+
     /// Nothing came for a while.
     #[inline]
     pub fn pause(&mut self) {

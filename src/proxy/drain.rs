@@ -49,6 +49,8 @@ fn slice(rest: Rest, is_cold: bool, lanes: usize) -> usize {
 pub struct Pass {
     /// Entries taken or completed.
     pub moved: u32,
+    /// Those of them that a kernel carried out by itself.
+    pub by_kernel: u32,
     /// Something is unfinished.
     pub is_busy: bool,
 }

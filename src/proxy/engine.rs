@@ -4,7 +4,7 @@ mod catch_up;
 
 use super::affinity::Cpus;
 use super::drain::{Pass, Work};
-use super::idle::{Idle, Next, Rest};
+use super::idle::{Idle, Next, PassMoved, Rest};
 use crate::error::{Error, Result};
 use crate::sys::sync::{Condvar, Mutex};
 use crate::sys::thread::Thread;
@@ -369,13 +369,14 @@ fn run(common: &Common) {
             ends = last;
             works.mark(asked);
         }
-        let (mut moved, mut is_busy) = (0, false);
+        let (mut moved, mut by_kernel, mut is_busy) = (0, 0, false);
         let (rest, mut is_over) = (idle.rest(), false);
         for task in &mut works.all {
             // One that is asked back is looked at as a whole.
             let rest = if task.ending.is_some() { Rest::Sleeps } else { rest };
             let pass = task.attempt(common, |work| work.pass(rest));
             moved += pass.moved;
+            by_kernel += pass.by_kernel;
             is_busy |= pass.is_busy;
             stands &= pass.moved == 0;
             task.is_over |= task.ending.is_some() && task.is_through(pass, &mut stands);
@@ -395,7 +396,7 @@ fn run(common: &Common) {
             return;
         }
         passes = passes.wrapping_add(1);
-        let next = idle.after(moved > 0, is_busy, Instant::now);
+        let next = idle.after(PassMoved::of(moved, by_kernel), is_busy, Instant::now);
         if passes % WATCH_PASSES == 0 || matches!(next, Next::Sleep(_)) {
             let now = Instant::now();
             if now.duration_since(watched) >= WATCH_EVERY {

@@ -192,7 +192,7 @@ impl Work for Leaves {
             return Pass::default();
         }
         self.0.store(left - 1, Ordering::SeqCst);
-        Pass { moved: 1, is_busy: left > 1 }
+        Pass { moved: 1, is_busy: left > 1, ..Pass::default() }
     }
     fn watch(&mut self, _: Instant, _: Duration) {}
     fn fail(&mut self) {}
@@ -222,7 +222,7 @@ struct Waits;
 
 impl Work for Waits {
     fn pass(&mut self, _: Rest) -> Pass {
-        Pass { moved: 0, is_busy: true }
+        Pass { is_busy: true, ..Pass::default() }
     }
     fn watch(&mut self, _: Instant, _: Duration) {}
     fn fail(&mut self) {}

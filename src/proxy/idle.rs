@@ -14,6 +14,28 @@ const LONG: Duration = Duration::from_millis(20);
 const LONGEST_AFTER: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_millis(80);
 
+/// What a pass moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PassMoved {
+    /// Nothing.
+    Nothing,
+    /// What a kernel carried out by itself: the thread only counts it, and others may have the processor meanwhile.
+    ByKernel,
+    /// Something of the thread's own.
+    Own,
+}
+
+impl PassMoved {
+    /// So many entries, and those of them that a kernel carried out.
+    pub fn of(moved: u32, by_kernel: u32) -> Self {
+        match moved {
+            0 => Self::Nothing,
+            _ if moved == by_kernel => Self::ByKernel,
+            _ => Self::Own,
+        }
+    }
+}
+
 /// What to do after a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
@@ -53,12 +75,15 @@ impl Idle {
         Self { spin, passes: 0, since: None, rest: Rest::Awake }
     }
 
-    /// After a pass that moved something or did not; `now` is asked rarely.
+    /// After a pass; `now` is asked rarely.
     #[inline]
-    pub fn after(&mut self, moved: bool, is_busy: bool, now: impl FnOnce() -> Instant) -> Next {
+    pub fn after(&mut self, moved: PassMoved, is_busy: bool, now: impl FnOnce() -> Instant) -> Next {
         self.passes = self.passes.wrapping_add(1);
-        if moved {
+        if moved != PassMoved::Nothing {
             (self.since, self.rest) = (None, Rest::Awake);
+            if moved == PassMoved::ByKernel && self.passes % LOOK == 0 {
+                return Next::Yield;
+            }
         } else if self.rest != Rest::Awake || self.passes % LOOK == 0 {
             return self.look(is_busy, now());
         }
@@ -88,8 +113,8 @@ mod tests {
     use super::*;
 
     /// Passes so many milliseconds after the start, until there is something to do between two of them.
-    fn passes(idle: &mut Idle, start: Instant, ms: u64, moved: bool, is_busy: bool) -> Next {
-        let most = if moved { 1 } else { LOOK };
+    fn passes(idle: &mut Idle, start: Instant, ms: u64, moved: PassMoved, is_busy: bool) -> Next {
+        let most = if moved == PassMoved::Own { 1 } else { LOOK };
         (0..most)
             .map(|_| idle.after(moved, is_busy, || start + Duration::from_millis(ms)))
             .find(|next| *next != Next::Pass)
@@ -100,18 +125,21 @@ mod tests {
     fn it_spins_then_naps_then_sleeps_and_wakes_at_once() {
         let (start, mut idle) = (Instant::now(), Idle::new(Some(Duration::from_millis(5))));
         for (ms, moved, is_busy, next) in [
-            (0, false, false, Next::Yield),
-            (4, false, false, Next::Yield),
-            (5, false, false, Next::Sleep(SHORT)),
-            (6, false, false, Next::Sleep(SHORT)),
-            (1500, false, true, Next::Sleep(SHORT)),
-            (1500, false, false, Next::Sleep(LONG)),
-            (9900, false, false, Next::Sleep(LONG)),
-            (10_000, false, false, Next::Sleep(LONGEST)),
-            (10_001, false, true, Next::Sleep(SHORT)),
-            (10_002, true, false, Next::Pass),
-            (10_003, false, false, Next::Yield),
-            (10_009, false, false, Next::Sleep(SHORT)),
+            (0, PassMoved::Nothing, false, Next::Yield),
+            (4, PassMoved::Nothing, false, Next::Yield),
+            (5, PassMoved::Nothing, false, Next::Sleep(SHORT)),
+            (6, PassMoved::Nothing, false, Next::Sleep(SHORT)),
+            (1500, PassMoved::Nothing, true, Next::Sleep(SHORT)),
+            (1500, PassMoved::Nothing, false, Next::Sleep(LONG)),
+            (9900, PassMoved::Nothing, false, Next::Sleep(LONG)),
+            (10_000, PassMoved::Nothing, false, Next::Sleep(LONGEST)),
+            (10_001, PassMoved::Nothing, true, Next::Sleep(SHORT)),
+            (10_002, PassMoved::Own, false, Next::Pass),
+            (10_003, PassMoved::Nothing, false, Next::Yield),
+            (10_005, PassMoved::ByKernel, true, Next::Yield),
+            (10_009, PassMoved::ByKernel, true, Next::Yield),
+            (10_010, PassMoved::Nothing, false, Next::Yield),
+            (10_015, PassMoved::Nothing, false, Next::Sleep(SHORT)),
         ] {
             assert_eq!(passes(&mut idle, start, ms, moved, is_busy), next, "at {ms} ms");
             let rest = match next {
@@ -122,7 +150,7 @@ mod tests {
             assert_eq!(idle.rest(), rest, "at {ms} ms");
         }
         // Every pass is a look at the clock now.
-        assert_eq!(idle.after(false, false, || start + Duration::from_millis(10_010)), Next::Sleep(SHORT));
+        assert_eq!(idle.after(PassMoved::Nothing, false, || start + Duration::from_millis(10_016)), Next::Sleep(SHORT));
     }
 
     #[test]
@@ -130,7 +158,7 @@ mod tests {
         let start = Instant::now();
         let mut idle = Idle::new(None);
         for pass in 0..10 * LOOK {
-            let next = idle.after(false, false, || start + Duration::from_secs(pass.into()));
+            let next = idle.after(PassMoved::Nothing, false, || start + Duration::from_secs(pass.into()));
             assert!(matches!(next, Next::Pass | Next::Yield));
         }
     }

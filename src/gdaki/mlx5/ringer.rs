@@ -85,7 +85,7 @@ impl RingWork {
 impl Work for RingWork {
     fn pass(&mut self, _rest: Rest) -> Pass {
         let moved = self.bells.iter_mut().map(|bell| u32::from(bell.ring())).sum();
-        Pass { moved, is_busy: false }
+        Pass { moved, ..Pass::default() }
     }
 
     fn watch(&mut self, _now: Instant, _limit: Duration) {

@@ -2,6 +2,7 @@
 
 use crate::fabric::lanes::Apart;
 use crate::proxy::lane::{Common, Lane};
+use std::time::Instant;
 
 /// A lane among others.
 pub(super) struct LanePlace<R> {
@@ -9,8 +10,9 @@ pub(super) struct LanePlace<R> {
     /// Index of its context in `commons`.
     pub(super) context: u32,
     pub(super) is_hot: bool,
-    /// Visits since it carried something.
+    /// Visits since it carried something; when the first of them was, where a pause of it counts.
     pub(super) quiet: u32,
+    pub(super) quiet_since: Instant,
     /// It had a fault even as it was only to give back what came: nobody touches it any more.
     pub(super) is_broken: bool,
     /// Entries in a row that a kernel would have taken, how many there must be before it gets the lane, and what lay
@@ -32,6 +34,7 @@ impl<R> LanePlace<R> {
             context,
             is_hot: false,
             quiet: 0,
+            quiet_since: Instant::now(),
             is_broken: false,
             suits: 0,
             wanted: 0,

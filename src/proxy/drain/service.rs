@@ -32,9 +32,10 @@ const UNTIL_SERVED: u32 = 64;
 /// thread's until so many entries in a row are for the kernel; twice as many each time, up to a limit.
 const IN_A_ROW: u32 = 16;
 const IN_A_ROW_MOST: u32 = 64;
-/// Visits without anything that make a pause of its queue, behind which the kernel takes longer copies: some
-/// microseconds, as there.
-const PAUSE: u32 = 32;
+/// Nothing was there for so long, and nothing under way: a pause of its queue, behind which the kernel takes longer
+/// copies. It is some microseconds as the kernel counts it, too. Visits would not tell: of those there are ten times
+/// fewer where this thread has much to do, and all-to-alls that had once left the kernel did not come back to it.
+const PAUSE: Duration = Duration::from_micros(4);
 /// A lane of which the kernel took so many entries in one service suits it.
 const SUITS: u32 = 32;
 /// A lane that carried something in one of the last so many services is handed over with the others, whether something
@@ -209,8 +210,13 @@ impl<R: Ring> LanePlace<R> {
     #[inline]
     pub(super) fn note_vain(&mut self) {
         self.quiet += 1;
-        if self.quiet >= PAUSE {
-            self.apart.pause();
+        if self.apart.may_pause() {
+            let now = Instant::now();
+            match self.quiet {
+                1 => self.quiet_since = now,
+                _ if now.saturating_duration_since(self.quiet_since) > PAUSE => self.apart.pause(),
+                _ => {}
+            }
         }
     }
 
@@ -330,6 +336,7 @@ impl<C: Context, R: Ring> Drain<C, R> {
                 let n = place.lane.served_until(position.next);
                 (given.next, given.done) = (position.next, given.done.saturating_add(n));
                 pass.moved += n;
+                pass.by_kernel += n;
                 has_moved = true;
                 if let Some(meter) = &mut self.meter {
                     meter.served(given.lane, n, place.lane.told(common));

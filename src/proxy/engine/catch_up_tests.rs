@@ -48,10 +48,10 @@ impl Work for Carries {
         let comes = queue.comes.load(Ordering::SeqCst);
         let written = queue.written.fetch_add(comes, Ordering::SeqCst) + comes;
         if queue.stands.load(Ordering::SeqCst) || queue.given_back() == written {
-            return Pass { moved: 0, is_busy: queue.given_back() < written };
+            return Pass { is_busy: queue.given_back() < written, ..Pass::default() };
         }
         queue.given_back.fetch_add(1, Ordering::SeqCst);
-        Pass { moved: 1, is_busy: true }
+        Pass { moved: 1, is_busy: true, ..Pass::default() }
     }
     fn watch(&mut self, _: Instant, _: Duration) {}
     fn fail(&mut self) {
