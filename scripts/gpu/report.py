@@ -1,4 +1,4 @@
-"""What was measured beside what it is compared with, the tables and the summary."""
+"""What was measured beside what it is compared with, and the summary."""
 import json
 import re
 
@@ -101,78 +101,10 @@ def comparison_lines(comparison):
     return lines
 
 
-def load(folder):
-    reports = [json.loads(p.read_text()) for p in sorted(folder.glob("nccl-*.json"))]
-    return sorted(reports, key=lambda r: ([int(n) for n in r["nccl"].split(".")], r.get("engine", "auto") != "auto", title(r)))
-
-
 def title(report):
     """The NCCL, and the engine where one was asked for."""
     engine = report.get("engine", "auto")
     return f"NCCL {report['nccl']}" + ("" if engine == "auto" else f", OXYGIN_ENGINE={engine}")
-
-
-def layouts_of(results):
-    return [l for l in LAYOUTS if any(x["layout"] == l for x in results)]
-
-
-def matrix(folder):
-    """Writes matrix.md from every JSON file of the folder."""
-    lines = ["# GPU programs through released NCCL", "",
-             "Written by `scripts/gpu-test` from the JSON files beside it. A cell: the result and the seconds, with those of the set-up",
-             "where the program was the first of its processes; `alone`: measured by itself on an idle machine, at full length.",
-             "`absent`: that NCCL or that machine has no such thing. `not run`: the time was over. `-`: not asked for.", ""]
-    for r in load(folder):
-        results = r["results"]
-        lines += [f"## {title(r)}, {r['machine']['gpus']}", "",
-                  f"oxygin {r['commit']}, driver {r['machine']['driver']}, {r['date']}"
-                  + (", short runs (`--quick`)" if r["quick"] else "")
-                  + (f", up to {r['share']} programs on a GPU at a time" if r.get("share", 1) > 1 else ""), ""]
-        if r.get("comparison"):
-            lines += comparison_lines(r["comparison"]) + [""]
-        if r.get("variants"):
-            lines += ["With other settings, short runs:", ""]
-            lines += [f"* `{v['set']}`, {v['layout']}: {variant_text(v)}" for v in r["variants"]] + [""]
-        layouts = layouts_of(results)
-        cells = {(x["program"], x["layout"]): x for x in results}
-        lines += ["| program | " + " | ".join(layouts) + " |", "|---|" + "---|" * len(layouts)]
-        for program in sorted({x["program"] for x in results}):
-            row = []
-            for layout in layouts:
-                x = cells.get((program, layout))
-                if x is None:
-                    row.append("-")
-                elif x["status"] in ("absent", "not run"):
-                    row.append(x["status"])
-                else:
-                    row.append(f"{x['status']} {x['seconds']} s" + (", alone" if x.get("alone") else "")
-                               + (", second try" if x.get("first_try") else ""))
-            lines.append(f"| {program} | " + " | ".join(row) + " |")
-        lines.append("")
-        for layout in layouts:
-            seen = {json.dumps({k: v for k, v in x["used"].items() if k != "plugin"}, sort_keys=True)
-                    for x in results if x["layout"] == layout and x["status"] == "pass" and x["used"].get("fabric")}
-            for facts in map(json.loads, sorted(seen)):
-                tables = ", ".join(f"{n[:3].upper()} {facts[n]}" for n in ("gin_table", "rma_table") if facts.get(n))
-                lines.append(f"* {layout} ({LAYOUTS[layout].what}): NCCL {facts['nccl']}, "
-                             + (f"table {tables}, fabric {facts['fabric']}" if tables else facts["fabric"])
-                             + (f", engine {facts['engine']}" if facts.get("engine") else "")
-                             + "".join(f", {p}" for p in facts["paths"]))
-        lines.append("")
-        for x in results:
-            if x["status"] not in ("pass", "absent", "not run"):
-                lines.append(f"* {x['program']} in {x['layout']}, {x['status']}: " + "; ".join(x.get("why", []))[:500])
-            if x.get("first_try"):
-                lines.append(f"* {x['program']} in {x['layout']}, first try beside others, {x['first_try']['status']}: "
-                             + "; ".join(x["first_try"].get("why", []))[:300])
-            for note in x.get("notes", []) if x.get("alone") or x["program"] == "torch" else []:
-                lines.append(f"* {x['program']} in {x['layout']} notes: {note}")
-        lines += ["", "<details><summary>figures</summary>", "", "| layout | program | case | bytes | value | unit |", "|---|---|---|---|---|---|"]
-        for x in results:
-            for row in x["rows"]:
-                lines.append(f"| {x['layout']} | {x['program']} | {row['case']} | {row['bytes']} | {row['value']:g} | {row['unit']} |")
-        lines += ["", "</details>", ""]
-    (folder / "matrix.md").write_text("\n".join(lines) + "\n")
 
 
 def variant_text(variant):
@@ -228,7 +160,7 @@ def summary(reports, most=10_000):
     for why, cells in seen.items():
         more = "\n" + ", ".join(cells[:4]) + (f" and {len(cells) - 4} more" if len(cells) > 4 else "") + "\n    " + why
         if len(text) + len(more) > most - 60:
-            text += f"\n{len(seen)} kinds of failures in all; the others are in matrix.md"
+            text += f"\n{len(seen)} kinds of failures in all; the others are in the pages of the NCCLs"
             break
         text += more
     return text
