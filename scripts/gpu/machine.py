@@ -1,4 +1,5 @@
-"""The GPUs of this machine."""
+"""The GPUs of this machine, and what keeps its processors busy."""
+import contextlib
 import os
 import subprocess
 import sys
@@ -28,3 +29,19 @@ def gpus(variables=os.environ):
     if not visible:
         sys.exit(f"gpu-test: CUDA_VISIBLE_DEVICES={variables['CUDA_VISIBLE_DEVICES']} leaves none of the {len(present)} GPUs")
     return visible
+
+
+# Ends with the one that started it, however that ends.
+COMPUTES = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(10**6): pass"
+
+
+@contextlib.contextmanager
+def busy(count):
+    """So many processes that compute all the time, beside what is done meanwhile."""
+    processes = [subprocess.Popen([sys.executable, "-c", COMPUTES]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

@@ -55,6 +55,7 @@ def page(nccl, reports):
     for r in reports:
         lines += [f"## {heading(r)}", "",
                   f"{title(r)}, {r['machine']['gpus']}, oxygin {r['commit']}, driver {r['machine']['driver']}, {r['date']}"
+                  + (f", beside {r['busy']} processes that compute" if r.get("busy") else "")
                   + (", short runs (`--quick`)" if r["quick"] else "")
                   + (f", up to {r['share']} programs on a GPU at a time" if r.get("share", 1) > 1 else "")
                   + f"; `{r['file']}`", ""]
