@@ -130,15 +130,22 @@ fn what_the_kernel_has_carried_out_is_said_at_the_end() {
 
 /// A block of the kernel has eight of them, and up to 64 where eight blocks are not enough; more than 512 need more
 /// blocks. All name the same windows, each of which is looked up once a hand-over, however many queues there are.
+/// Behind a launch that was late the next ones have fewer blocks, so it is not the first ones that must have several.
 #[test]
 fn many_queues_are_served_by_several_blocks() {
     for (contexts, each) in [(40, 8), (80, 8), (530, 3)] {
         let fake = Fake::take();
         let asked = || fake.calls("cuDeviceGetP2PAttribute");
         let before = (fake.lane_gos(), asked());
-        until_taken(&fake, Scene { gpus: 2, contexts, depth: 16, each, ..Scene::default() }, 300);
+        let (taken, others) = (fake.lane_descriptors(), fake.lane_gos_of_others());
+        let scene = Scene { gpus: 2, contexts, depth: 16, each, ..Scene::default() };
+        streams(
+            &fake,
+            scene,
+            |_, _| (),
+            || fake.lane_descriptors() - taken >= 300 && fake.lane_gos_of_others() - others >= 2,
+        );
         let gos = fake.lane_gos() - before.0;
-        assert!(gos >= 4, "each rank's kernel has two blocks at least");
         assert!(asked() - before.1 <= 4 * gos, "{} times for {gos} blocks of queues", asked() - before.1);
     }
 }

@@ -7,6 +7,7 @@ pub static LONGER: AtomicU64 = AtomicU64::new(0);
 pub static ENTRIES: AtomicU64 = AtomicU64::new(0);
 pub static REFUSALS: AtomicU64 = AtomicU64::new(0);
 pub static GOS: AtomicU64 = AtomicU64::new(0);
+pub static GOS_OF_OTHERS: AtomicU64 = AtomicU64::new(0);
 /// Launches that ended, by why.
 pub static ENDS: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 
@@ -34,7 +35,13 @@ pub extern "C" fn fake_refused_lanes() -> u64 {
     REFUSALS.load(Ordering::Relaxed)
 }
 
-/// How many launches of them got a go.
+/// How many blocks of them got a go that are not the first of their launch.
+#[no_mangle]
+pub extern "C" fn fake_lane_gos_of_others() -> u64 {
+    GOS_OF_OTHERS.load(Ordering::Relaxed)
+}
+
+/// How many blocks of them got a go.
 #[no_mangle]
 pub extern "C" fn fake_lane_gos() -> u64 {
     GOS.load(Ordering::Relaxed)

@@ -6,7 +6,7 @@
 
 use crate::copy_kernel::store;
 use crate::kernel::{rest, Launch, Reach, MISALIGNED, SLOWNESS};
-use crate::lane_counts::{DESCRIPTORS, ENDS, ENTRIES, GOS, REFUSALS};
+use crate::lane_counts::{DESCRIPTORS, ENDS, ENTRIES, GOS, GOS_OF_OTHERS, REFUSALS};
 use crate::lane_effect::{pieces, Effect};
 use crate::lane_longer::Lane;
 use crate::lane_record::{Data, Holds, Record, Taken, RECORD_WORDS};
@@ -171,6 +171,8 @@ impl<'a> LaneKernel<'a> {
             ControlFlow::Break(end) => end,
             ControlFlow::Continue(()) => {
                 GOS.fetch_add(1, Ordering::Relaxed);
+                let is_other = self.board != self.launch.parameters[0];
+                GOS_OF_OTHERS.fetch_add(is_other.into(), Ordering::Relaxed);
                 let warps = self.warps()?;
                 self.serve(warps)?
             }

@@ -91,7 +91,13 @@ impl Fake {
         unsafe { self.call::<extern "C" fn() -> u64>(b"fake_refused_lanes")() }
     }
 
-    /// Launches of them that have got a go so far.
+    /// Blocks of them that have got a go so far, and are not the first of their launch.
+    pub fn lane_gos_of_others(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn() -> u64>(b"fake_lane_gos_of_others")() }
+    }
+
+    /// Blocks of them that have got a go so far.
     pub fn lane_gos(&self) -> u64 {
         // SAFETY: as above.
         unsafe { self.call::<extern "C" fn() -> u64>(b"fake_lane_gos")() }
