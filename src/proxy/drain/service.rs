@@ -33,8 +33,8 @@ const UNTIL_SERVED: u32 = 64;
 const IN_A_ROW: u32 = 16;
 const IN_A_ROW_MOST: u32 = 64;
 /// Nothing was there for so long, and nothing under way: a pause of its queue, behind which the kernel takes longer
-/// copies. It is some microseconds as the kernel counts it, too. Visits would not tell: of those there are ten times
-/// fewer where this thread has much to do, and all-to-alls that had once left the kernel did not come back to it.
+/// copies. It is some microseconds as the kernel counts it, too. Visits would not tell: where this thread has much to
+/// do, few lie between two copies, and all-to-alls that have once left the kernel might not come back to it.
 const PAUSE: Duration = Duration::from_micros(4);
 /// A lane of which the kernel took so many entries in one service suits it.
 const SUITS: u32 = 32;

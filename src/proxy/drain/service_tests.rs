@@ -491,3 +491,5 @@ mod joining;
 mod kept_out;
 #[path = "service_tests/overdue.rs"]
 mod overdue;
+#[path = "service_tests/pauses.rs"]
+mod pauses;
