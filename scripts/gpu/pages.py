@@ -3,7 +3,7 @@ import collections
 import json
 
 from .layouts import LAYOUTS
-from .report import comparison_lines, title, variant_text
+from .report import comparison_lines, layouts_of, title, variant_text
 
 NOT_RUN = ("absent", "not run")
 
@@ -25,10 +25,6 @@ def write(folder):
     (folder / "matrix.md").write_text("\n".join(lines) + "\n")
     for nccl in dict.fromkeys(r["nccl"] for r in reports):
         (folder / f"nccl-{nccl}.md").write_text(page(nccl, [r for r in reports if r["nccl"] == nccl]))
-
-
-def layouts_of(results):
-    return [l for l in LAYOUTS if any(x["layout"] == l for x in results)]
 
 
 def heading(report):

@@ -1,5 +1,4 @@
 """What was measured beside what it is compared with, and the summary."""
-import json
 import re
 
 from .layouts import LAYOUTS
@@ -107,6 +106,10 @@ def title(report):
     return f"NCCL {report['nccl']}" + ("" if engine == "auto" else f", OXYGIN_ENGINE={engine}")
 
 
+def layouts_of(results):
+    return [l for l in LAYOUTS if any(x["layout"] == l for x in results)]
+
+
 def variant_text(variant):
     """Its small messages, and all round trips, in one line."""
     found = [f"{row['case']}{size(row)} {row['value']:g} {row['unit']}" for x in variant["results"] for row in x["rows"]
@@ -135,7 +138,7 @@ def summary(reports, most=10_000):
         for x in r["results"]:
             if x.get("alone") or x["program"] == "torch":
                 lines += [f"{x['layout']} {x['program']}: {note[:200]}" for note in x.get("notes", [])]
-    order = [l for l in LAYOUTS if any(x["layout"] == l for r in reports for x in r["results"])]
+    order = layouts_of([x for r in reports for x in r["results"]])
     lines.append("matrix: . pass, r pass at the second try, F fail, H hang, N not ours, a absent, - not run; columns: "
                  + " ".join(order))
     for r in reports:

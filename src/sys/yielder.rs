@@ -66,7 +66,7 @@ impl Yielder {
         self.naps_until.is_some_and(|until| now < until)
     }
 
-    /// Whether to sleep, after a yield that took so long.
+    /// Whether to sleep, after a yield that took so long. Notes whether to do so instead of the next ones.
     fn should_part(&mut self, away: Duration, now: Instant) -> bool {
         self.taken = if away < TAKEN { 0 } else { self.taken + 1 };
         self.turns = if away < WHOLE_TURN { 0 } else { self.turns + 1 };
