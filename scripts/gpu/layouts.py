@@ -84,8 +84,10 @@ NO_NCCL = {"limits", "locks", "queue_places"}
 # Engines that give device code queues of the library's own, and the programs that only those of GDAKI take.
 OWN_QUEUES = ("own", "gdaki-soft", "gdaki")
 GDAKI_ONLY = {"gdaki_only"}
-# Programs with few layouts of their own.
-ONLY_IN = {"torch": ("2gpu-processes", "4gpu-processes")}
+# Scripts for Python (`with_python.py`), which start a process a rank, and the layouts for them.
+OF_PROCESSES = tuple(name for name, one in LAYOUTS.items() if one.plugin and not one.only and one.arguments and one.environment is not ONE_QUEUE)
+ONLY_IN = {"torch": ("2gpu-processes", "4gpu-processes"), "nccl4py": OF_PROCESSES}
+SCRIPTS = tuple(ONLY_IN)
 
 # Measured first, one after another on an otherwise idle machine, without --quick: (layout, programs).
 FIGURES = [

@@ -2,7 +2,7 @@
 import collections
 import json
 
-from .layouts import LAYOUTS
+from .layouts import LAYOUTS, SCRIPTS
 from .report import comparison_lines, layouts_of, title, variant_text
 
 NOT_RUN = ("absent", "not run")
@@ -108,6 +108,6 @@ def failures(results):
             lines.append(f"{where}, {x['status']}: " + "; ".join(x.get("why", []))[:500])
         if x.get("first_try"):
             lines.append(f"{where}, first try beside others, {x['first_try']['status']}: " + "; ".join(x["first_try"].get("why", []))[:300])
-        for note in x.get("notes", []) if x.get("alone") or x["program"] == "torch" else []:
+        for note in x.get("notes", []) if x.get("alone") or x["program"] in SCRIPTS else []:
             lines.append(f"{where} notes: {note}")
     return lines

@@ -1,7 +1,7 @@
 """What was measured beside what it is compared with, and the summary."""
 import re
 
-from .layouts import LAYOUTS
+from .layouts import LAYOUTS, SCRIPTS
 
 PUT, SIGNAL = "put + signal round trip", "signal round trip"
 LARGE = 64 << 20
@@ -136,7 +136,7 @@ def summary(reports, most=10_000):
                          + ("" if c["verified"] else " (did not pass)"))
         lines += [f"{v['set']}, {v['layout']}: {variant_text(v)}"[:400] for v in r.get("variants", [])]
         for x in r["results"]:
-            if x.get("alone") or x["program"] == "torch":
+            if x.get("alone") or x["program"] in SCRIPTS:
                 lines += [f"{x['layout']} {x['program']}: {note[:200]}" for note in x.get("notes", [])]
     order = layouts_of([x for r in reports for x in r["results"]])
     lines.append("matrix: . pass, r pass at the second try, F fail, H hang, N not ours, a absent, - not run; columns: "
