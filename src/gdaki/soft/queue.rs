@@ -259,6 +259,18 @@ impl SendQueue {
         is_rung
     }
 
+    /// Entries behind those that were taken whose words say that they are there, up to the first one that is not; where
+    /// nobody has rung yet, those that have begun to arrive.
+    fn rung_by_words(&self) -> u32 {
+        let is_there = |&index: &u64| {
+            // SAFETY: valid as long as the queue (promised to `new`).
+            let has_word = unsafe { self.places.bell.compare(index, self.size) }.is_ge();
+            // Where nobody has rung yet maybe nobody will.
+            has_word || !self.arrival.has_rung() && self.slots.has_begun(index)
+        };
+        (self.next..self.next + self.size).take_while(is_there).count() as u32
+    }
+
     /// What an entry gets that is not carried out.
     fn flush_syndrome(&self, index: u64) -> Syndrome {
         if index == self.lost {
@@ -365,16 +377,21 @@ impl Ring for SendQueue {
 
     fn rung(&mut self) -> u32 {
         self.listen();
-        if self.places.bell.handler != Ringing::FreeFlow {
-            return self.producer.saturating_sub(self.next) as u32;
+        match self.places.bell.handler {
+            Ringing::FreeFlow => self.rung_by_words(),
+            Ringing::Doorbell | Ringing::Proxy => self.producer.saturating_sub(self.next) as u32,
         }
-        let is_there = |&index: &u64| {
-            // SAFETY: valid as long as the queue (promised to `new`).
-            let has_word = unsafe { self.places.bell.compare(index, self.size) }.is_ge();
-            // Where nobody has rung yet maybe nobody will.
-            has_word || !self.arrival.has_rung() && self.slots.has_begun(index)
-        };
-        (self.next..self.next + self.size).take_while(is_there).count() as u32
+    }
+
+    fn rung_at_most(&mut self) -> u32 {
+        if self.places.bell.handler == Ringing::FreeFlow {
+            return self.rung_by_words();
+        }
+        // Nothing is remembered of this look: device code may have been told of more completions than this side knows
+        // of, and be ahead of `next` by more than the queue holds.
+        // SAFETY: valid as long as the queue (promised to `new`).
+        let n = unsafe { self.places.bell.rung(self.next, self.places.number, &mut { self.heard }) };
+        n.min(self.size) as u32
     }
 
     #[inline(always)]
