@@ -18,6 +18,7 @@ mod faults;
 mod gdaki;
 mod gdaki_barriers;
 mod harness;
+mod host_windows;
 mod lanes;
 mod lanes_ends;
 mod lanes_gate;

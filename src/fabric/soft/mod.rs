@@ -110,6 +110,13 @@ impl SoftFabric {
     }
 }
 
+/// A window of this rank is about to get this number: who remembers that another one with it is gone forgets that.
+fn admit(shared: &Progress, id: u32) {
+    let me = shared.world.rank;
+    shared.engine.admit_caller(me, id);
+    shared.engines_of_peers().iter().for_each(|(_, engine)| engine.admit_caller(me, id));
+}
+
 fn extent(region: &Region) -> Extent {
     Extent { base: region.base, len: region.len }
 }
@@ -168,6 +175,7 @@ impl Fabric for SoftFabric {
 
     fn register(&self, region: &Region) -> Result<Registration> {
         let shared = self.shared()?.clone();
+        admit(&shared, region.id);
         shared.status.set_window(region.id, true);
         let guard = Registered::new(shared, region.id, false);
         Ok(Registration { lkey: region.id, rkey: region.id, guard: Box::new(guard) })
@@ -197,8 +205,7 @@ impl Fabric for SoftFabric {
         let shared = self.shared()?.clone();
         let extent = extent(region);
         let key = shared.engine.add_window(region.id, extent, memory)?;
-        let me = shared.world.rank;
-        shared.engines_of_peers().iter().for_each(|(_, engine)| engine.admit_caller(me, region.id));
+        admit(&shared, region.id);
         shared.status.set_window(region.id, true);
         let guard = Registered::new(shared.clone(), region.id, true);
         shared.add_gpu_window(region.id, extent)?;

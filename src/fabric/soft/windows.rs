@@ -1,5 +1,6 @@
 //! The end of a registration: who is at the memory then, and what is said where somebody stays there.
 
+use super::gpu::Engine;
 use super::link::Link;
 use super::progress::Progress;
 use super::shm::withdraw::withdraw;
@@ -36,8 +37,11 @@ impl Registered {
         if !self.is_gpu {
             shared.status.set_window(id, false);
             shared.links().iter().for_each(Link::pass_tx_queues);
-            let peers = withdraw(&shared.status, shared.neighbours.met(), shared.world.rank, id, self.left());
-            return self.outcome(&peers, true);
+            let mut peers = withdraw(&shared.status, shared.neighbours.met(), shared.world.rank, id, self.left());
+            // Engines copy from and to it for who put or got here.
+            let passed = shared.engine.withdraw_caller(shared.world.rank, id, false, self.left());
+            peers.extend(self.withdraw_from_engines());
+            return self.outcome(&peers, passed);
         }
         // Kernels of peers' and this rank's own that store by themselves end first, and look windows up anew.
         let _closed = Closed::begin(shared, self.left());
@@ -46,14 +50,16 @@ impl Registered {
         shared.status.set_window(id, false);
         let staged = shared.tcp().gpu().remove_window(id, self.left());
         let passed = shared.engine.remove_window(id, self.left());
-        let me = shared.world.rank;
-        for (peer, engine) in shared.engines_of_peers() {
-            if !engine.withdraw_caller(me, id, self.left()) {
-                peers.push(peer);
-            }
-        }
+        peers.extend(self.withdraw_from_engines());
         shared.share.retire(&**shared, id, &[]);
         self.outcome(&peers, staged && passed)
+    }
+
+    /// Has engines of other ranks of this process end what they do there; those that have not, by their ranks.
+    fn withdraw_from_engines(&self) -> Vec<u32> {
+        let (me, engines) = (self.shared.world.rank, self.shared.engines_of_peers());
+        let stands = |engine: &Engine| !engine.withdraw_caller(me, self.id, self.is_gpu, self.left());
+        engines.into_iter().filter(|(_, engine)| stands(engine)).map(|(peer, _)| peer).collect()
     }
 
     /// `peers` are still at it; `is_idle`: this rank's GPU is not.

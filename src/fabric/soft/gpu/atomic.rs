@@ -5,7 +5,7 @@
 //! plain addition where the driver can add: RDMA devices without PCIe atomics promise as much (`Atomicity::Fabric`).
 
 use super::batch::{gone, BatchKind, BatchStep, NextSubmission};
-use super::op::{Op, Owner, TransferEnd};
+use super::op::{CallerWindow, Op, Owner, TransferEnd};
 use super::state::EngineState;
 use crate::error::{Error, Result};
 use crate::fabric::soft::atomic::change;
@@ -109,7 +109,7 @@ impl NextSubmission {
             // SAFETY: an aligned word inside a window that is held.
             let old = unsafe { change(at.ok_or_else(|| gone(key, addr, bytes))?, &what, width) };
             drop(held);
-            self.deliver(s, fetch, place, old);
+            self.deliver(s, op.window, fetch, place, old);
             return Ok(BatchStep::Done);
         }
         if !s.windows.holds(key, addr, bytes) || addr % bytes != 0 {
@@ -147,7 +147,7 @@ impl NextSubmission {
             let at = if known.is_some() { word } else { addr };
             self.push_op(op, store, at, BatchKind::Data);
         }
-        self.deliver(s, fetch, place, old);
+        self.deliver(s, op.window, fetch, place, old);
         Ok(BatchStep::Done)
     }
 
@@ -184,10 +184,19 @@ impl NextSubmission {
         }
     }
 
-    fn deliver(&mut self, s: &EngineState, fetch: &AtomicStep, place: Option<u64>, old: u64) {
+    /// `window`: of the caller's word, which gets nothing once that is gone.
+    fn deliver(
+        &mut self,
+        s: &EngineState,
+        window: Option<CallerWindow>,
+        fetch: &AtomicStep,
+        place: Option<u64>,
+        old: u64,
+    ) {
         let bytes = fetch.width.bytes() as usize;
         match (&fetch.to, place, &s.device) {
             (To::Nowhere, ..) => {}
+            (To::Caller(side), ..) if !s.windows.has_caller(window, side.addr(), bytes as u64) => {}
             (To::Cell(cell), ..) => cell.set(old),
             (To::Caller(side), Some(offset), Some(device)) => {
                 let at = device.staging_host(offset);

@@ -90,13 +90,10 @@ enum End {
 /// Finds `len` bytes of one end of an operation.
 fn end(windows: &Windows, held: &Held<'_>, op: &Op, side: TransferEnd, len: u64) -> Result<End> {
     match side {
-        TransferEnd::Caller { addr, gpu: true } => {
-            if windows.has_caller(op, addr, len) {
-                Ok(End::Gpu(addr))
-            } else {
-                Err(gone(op.window.map_or(0, |w| w.key), addr, len))
-            }
+        TransferEnd::Caller { addr, .. } if !windows.has_caller(op.window, addr, len) => {
+            Err(gone(op.window.map_or(0, |w| w.key), addr, len))
         }
+        TransferEnd::Caller { addr, gpu: true } => Ok(End::Gpu(addr)),
         TransferEnd::Caller { addr, gpu: false } => Ok(End::Host(addr as *mut u8)),
         TransferEnd::Window { key, addr } if Key(key).is_on_gpu() => {
             if windows.holds(key, addr, len) {
@@ -224,7 +221,7 @@ impl NextSubmission {
             (_, End::Gpu(from), End::Host(_)) => {
                 let Some((offset, device)) = self.stage(s, piece) else { return Ok(false) };
                 self.away.push(device.staging(offset), from, piece as usize, None);
-                self.outward.push(Outward { offset, len: piece, to: to_side });
+                self.outward.push(Outward { offset, len: piece, to: to_side, window: op.window });
                 op.done += piece;
             }
             (_, End::Host(from), End::Host(to)) => {

@@ -5,6 +5,7 @@ use super::in_flight::Outward;
 use super::launch::STORES_BY_COPY;
 use super::op::{Owner, TransferEnd};
 use super::state::EngineState;
+use super::windows::Windows;
 use crate::memory::registry::Registry;
 use std::time::Instant;
 
@@ -18,7 +19,7 @@ impl EngineState {
             while let Some(mut submission) = self.small.pop_done(flag) {
                 for bytes in submission.outward.drain(..) {
                     // SAFETY: the submission that wrote the staging bytes is done, and they are not given back yet.
-                    unsafe { deliver(device, registry, &bytes) };
+                    unsafe { deliver(device, &self.windows, registry, &bytes) };
                 }
                 submission.finished.drain(..).for_each(Owner::complete);
                 self.staging.give_back(submission.staged);
@@ -56,13 +57,14 @@ impl EngineState {
 ///
 /// # Safety
 /// They are there, and nobody has been given their place; a caller's memory takes so many.
-pub unsafe fn deliver(device: &Device, registry: &Registry, bytes: &Outward) {
+pub unsafe fn deliver(device: &Device, windows: &Windows, registry: &Registry, bytes: &Outward) {
     let held;
+    // A window that is gone gets nothing.
     let to = match bytes.to {
-        TransferEnd::Caller { addr, .. } => addr as *mut u8,
+        TransferEnd::Caller { addr, .. } if windows.has_caller(bytes.window, addr, bytes.len) => addr as *mut u8,
+        TransferEnd::Caller { .. } => return,
         TransferEnd::Window { key, addr } => {
             held = registry.hold();
-            // A window that is gone gets nothing.
             let Some(to) = held.resolve(key, addr, bytes.len) else { return };
             to
         }

@@ -271,6 +271,13 @@ impl Device {
         unsafe { self.machine.pinned.host().add(STAGING_AT + offset as usize) }
     }
 
+    /// Ends it, and then the thread for the application's context. `idle` as for [`Device::close`].
+    pub fn close_with_app(self, idle: bool) {
+        let app = self.app().clone();
+        self.close(idle);
+        app.end();
+    }
+
     /// Ends it. `idle`: all submissions are done; otherwise everything is left to the process, because the GPU may
     /// still write. Waits for the warm-up of a stream that was never used.
     pub fn close(mut self, idle: bool) {

@@ -24,11 +24,13 @@ impl EngineState {
             return false;
         }
         let mut moved = false;
-        while let Some(Landed { owner, to, len, credited, staged }) = kernel.land() {
+        while let Some(Landed { owner, to, window, len, credited, staged }) = kernel.land() {
             if let (Some(Staged { end, room: Some(room), .. }), Some(device)) = (staged, &self.device) {
                 if end == HostEnd::To {
                     // SAFETY: the copy kernel has written the bytes, which are not given back yet.
-                    unsafe { deliver(device, registry, &Outward { offset: room.offset, len, to }) };
+                    unsafe {
+                        deliver(device, &self.windows, registry, &Outward { offset: room.offset, len, to, window })
+                    };
                 }
                 self.staging.give_back(room.until);
             }

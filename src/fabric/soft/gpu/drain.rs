@@ -44,7 +44,7 @@ impl EngineState {
     /// Operations that wait and whose caller's end is in this window of another rank fail, if it is gone.
     fn refuse_from(&mut self, rank: u32, id: u32) {
         let windows = &self.windows;
-        let unwanted = self.queue.remove(|op| Windows::is_from(op, rank, id) && !windows.has_caller(op, 0, 0));
+        let unwanted = self.queue.remove(|op| Windows::is_from(op, rank, id) && !windows.has_caller(op.window, 0, 0));
         for op in unwanted {
             let why = gone(op.window.map_or(id, |w| w.key), op.from.addr(), op.len);
             match op.owner.lane.is_over() {
@@ -98,23 +98,28 @@ impl Engine {
         self.pass(Instant::now() + within)
     }
 
-    /// Ends a window of another rank of this process, whose operations are here: those that wait fail. Waits until
-    /// nothing that was started touches it any more. `false`: something still may, after that time.
-    pub fn withdraw_caller(&self, rank: u32, id: u32, within: Duration) -> bool {
+    /// Ends a window of another rank of this process, or of this rank's own in host memory, whose operations are here:
+    /// those that wait fail. Waits until nothing that was started touches it any more. `false`: something still may,
+    /// after that time.
+    pub fn withdraw_caller(&self, rank: u32, id: u32, is_gpu: bool, within: Duration) -> bool {
         let refuse = || {
             let mut state = self.state.lock();
             self.take(&mut state);
+            let was_used = is_gpu || state.windows.is_host_caller(rank, id);
             state.windows.withdraw_caller(rank, id);
             state.refuse_from(rank, id);
+            was_used
         };
-        refuse();
+        if !refuse() {
+            return true;
+        }
         let has_passed = self.pass(Instant::now() + within);
         // What the copy kernel left undone waits again.
         refuse();
         has_passed
     }
 
-    /// Another window of that rank's has this number from here on. What still names the old one fails.
+    /// Another window of that rank has this number from here on. What still names the old one fails.
     pub fn admit_caller(&self, rank: u32, id: u32) {
         let mut state = self.state.lock();
         self.take(&mut state);

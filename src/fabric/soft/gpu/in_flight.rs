@@ -1,6 +1,6 @@
 //! What is in flight on one stream, oldest first.
 
-use super::op::{Owner, TransferEnd};
+use super::op::{CallerWindow, Owner, TransferEnd};
 use super::stats::Sample;
 use oxygin_ffi::cuda::Copies;
 use std::collections::VecDeque;
@@ -21,6 +21,8 @@ pub struct Outward {
     pub offset: u64,
     pub len: u64,
     pub to: TransferEnd,
+    /// The window that it lies in, if it is the caller's and known.
+    pub window: Option<CallerWindow>,
 }
 
 /// How long a submission with stores by the stream takes.

@@ -255,7 +255,14 @@ impl Engine {
         *opening = Watched::begin().inspect_err(|e| log::info!("nobody watches the GPUs: {}", e.message())).ok();
         hardware_queues::warn_where_shared(self.rank, device.ordinal(), self.hardware_queues);
         self.gpu.store(device.ordinal(), Ordering::Release);
-        self.state.lock().device = Some(device);
+        let mut state = self.state.lock();
+        if self.has_failed() {
+            // It was closed meanwhile, and nobody will close this one.
+            drop(state);
+            device.close_with_app(true);
+            return Err(Error::rank_closed(self.rank));
+        }
+        state.device = Some(device);
         self.is_open.store(true, Ordering::Release);
         Ok(())
     }
@@ -339,7 +346,7 @@ impl Engine {
         match self.state.try_lock() {
             Some(mut state) => {
                 self.take(&mut state);
-                state.queue.ready.extend(ops);
+                state.queue_up(ops);
                 if self.advance(state).is_none() {
                     self.poll();
                 }
@@ -370,7 +377,7 @@ impl Engine {
 
     fn take(&self, state: &mut EngineState) {
         if self.knocked.load(Ordering::Relaxed) && self.knocked.swap(false, Ordering::Acquire) {
-            state.queue.ready.extend(self.incoming.lock().drain(..));
+            state.queue_up(self.incoming.lock().drain(..));
         }
     }
 
@@ -483,11 +490,7 @@ impl Engine {
             }
         }
         self.close_lane_kernel(idle);
-        if let Some(device) = device {
-            let app = device.app().clone();
-            device.close(idle);
-            app.end();
-        }
+        device.into_iter().for_each(|device| device.close_with_app(idle));
         let watched = self.opening.lock().take();
         drop(watched);
         idle

@@ -170,7 +170,8 @@ impl Op {
             Transfer::Atomic(a) => {
                 let (change, width, key, addr) = (a.change, a.width, a.rkey, a.remote);
                 let to = a.fetched.map_or(To::Nowhere, |f| To::Caller(caller(f.local, f.lkey)));
-                Self::fetching(owner, AtomicStep { change, width, key, addr, to })
+                let window = a.fetched.map(|f| CallerWindow { rank, key: f.lkey });
+                Self { window, ..Self::fetching(owner, AtomicStep { change, width, key, addr, to }) }
             }
         }
     }

@@ -5,6 +5,7 @@ use super::batch::NextSubmission;
 use super::device::{Device, STAGING_BYTES};
 use super::handover::Handover;
 use super::in_flight::InFlight;
+use super::op::Op;
 use super::queue::OperationQueue;
 use super::refusals::Refusals;
 use super::staging::Staging;
@@ -83,6 +84,14 @@ impl EngineState {
     /// nothing was started since.
     pub fn reads_hold(&self, submission: u64) -> bool {
         self.small.started <= submission && self.handover.given() == self.given_at_read
+    }
+
+    /// Operations come.
+    #[inline]
+    pub fn queue_up(&mut self, ops: impl Iterator<Item = Op>) {
+        let before = self.queue.ready.len();
+        self.queue.ready.extend(ops);
+        self.windows.note_callers(self.queue.ready.range(before..));
     }
 
     /// Whether anything is in flight.

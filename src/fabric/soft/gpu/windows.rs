@@ -1,4 +1,4 @@
-//! This rank's GPU windows, and the values of their signals.
+//! This rank's GPU windows, the values of their signals, and which windows of operations' callers are gone.
 
 use super::op::{CallerWindow, Op};
 use crate::memory::gpu::SignalRules;
@@ -45,8 +45,11 @@ impl GpuWindow {
 pub struct Windows {
     rank: u32,
     by_number: Table<GpuWindow>,
-    /// Windows of other ranks of this process that are gone, as rank and number: nobody touches what lies there.
+    /// Windows that are gone, as rank and number, of other ranks of this process and this rank's own in host memory:
+    /// nobody touches what lies there.
     withdrawn: Vec<(u32, u32)>,
+    /// Windows in host memory that operations have come from, the last one last.
+    host_callers: Vec<(u32, u32)>,
     /// Kernels may reset the signal that was added to last.
     last_may_be_reset: bool,
 }
@@ -54,7 +57,13 @@ pub struct Windows {
 impl Windows {
     /// Of `rank`, which has none yet.
     pub fn of(rank: u32) -> Self {
-        Self { rank, by_number: Table::default(), withdrawn: Vec::new(), last_may_be_reset: false }
+        Self {
+            rank,
+            by_number: Table::default(),
+            withdrawn: Vec::new(),
+            host_callers: Vec::new(),
+            last_may_be_reset: false,
+        }
     }
 
     /// Adds one.
@@ -77,17 +86,39 @@ impl Windows {
         self.extent(key).is_some_and(|extent| extent.holds(addr, len))
     }
 
-    /// Whether `len` bytes at `addr`, the end of an operation that is its caller's and in GPU memory, may be touched:
-    /// not once the window there is gone, whose memory may be, too. Of the windows of other ranks of this process only
-    /// that is known.
-    pub fn has_caller(&self, op: &Op, addr: u64, len: u64) -> bool {
-        op.window.filter(|w| Key(w.key).is_on_gpu()).is_none_or(|w| match w.rank == self.rank {
+    /// Whether `len` bytes at `addr`, the end of an operation that is its caller's and in this window, may be touched:
+    /// not once the window is gone, whose memory may be, too. Of the windows of other ranks of this process, and of those
+    /// in host memory, only that is known.
+    pub fn has_caller(&self, window: Option<CallerWindow>, addr: u64, len: u64) -> bool {
+        window.is_none_or(|w| match w.rank == self.rank && Key(w.key).is_on_gpu() {
             true => self.holds(w.key, addr, len),
             false => self.withdrawn.is_empty() || !self.withdrawn.contains(&(w.rank, Key(w.key).number())),
         })
     }
 
-    /// Window `id` of another rank of this process is gone.
+    /// Operations come.
+    #[inline]
+    pub fn note_callers<'a>(&mut self, ops: impl Iterator<Item = &'a Op>) {
+        for window in ops.filter_map(|op| op.window).filter(|w| !Key(w.key).is_on_gpu()) {
+            let caller = (window.rank, window.key);
+            if self.host_callers.last() != Some(&caller) {
+                self.note_host_caller(caller);
+            }
+        }
+    }
+
+    #[cold]
+    fn note_host_caller(&mut self, caller: (u32, u32)) {
+        self.host_callers.retain(|&other| other != caller);
+        self.host_callers.push(caller);
+    }
+
+    /// Whether operations have come from window `id` of `rank`, in host memory.
+    pub fn is_host_caller(&self, rank: u32, id: u32) -> bool {
+        self.host_callers.contains(&(rank, id))
+    }
+
+    /// Window `id` of another rank of this process is gone, or one of this rank's in host memory.
     pub fn withdraw_caller(&mut self, rank: u32, id: u32) {
         self.admit_caller(rank, id);
         self.withdrawn.push((rank, id));
@@ -96,11 +127,12 @@ impl Windows {
     /// Another one has its number.
     pub fn admit_caller(&mut self, rank: u32, id: u32) {
         self.withdrawn.retain(|&gone| gone != (rank, id));
+        self.host_callers.retain(|&caller| caller != (rank, id));
     }
 
     /// Whether the caller's end of an operation is in window `id` of `rank`.
     pub fn is_from(op: &Op, rank: u32, id: u32) -> bool {
-        let is_it = |w: CallerWindow| w.rank == rank && Key(w.key).is_on_gpu() && Key(w.key).number() == id;
+        let is_it = |w: CallerWindow| w.rank == rank && Key(w.key).number() == id;
         op.window.is_some_and(is_it)
     }
 

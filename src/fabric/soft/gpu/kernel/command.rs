@@ -18,8 +18,7 @@ pub fn is_alone(op: &Op) -> bool {
 /// Whether all that it names lies in windows that are there.
 pub fn windows_hold(op: &Op, windows: &Windows) -> bool {
     let holds = |side, len| match side {
-        TransferEnd::Caller { gpu: false, .. } => true,
-        TransferEnd::Caller { addr, gpu: true } => windows.has_caller(op, addr, len),
+        TransferEnd::Caller { addr, .. } => windows.has_caller(op.window, addr, len),
         // Whoever delivers or reads the bytes looks for it.
         TransferEnd::Window { key, .. } if !Key(key).is_on_gpu() => true,
         TransferEnd::Window { key, addr } => windows.holds(key, addr, len),

@@ -34,7 +34,7 @@ use slot::{first_launch, LaunchSlot};
 
 use super::app::AppThread;
 use super::arrived_bytes::HostBytes;
-use super::op::{Op, Owner, TransferEnd};
+use super::op::{CallerWindow, Op, Owner, TransferEnd};
 use super::plan::{LaunchSize, CROWDED_BYTES};
 use super::resident::{Code, Launches, Slot, LAUNCH_SLOTS, LOOK_EVERY, RELAY};
 use super::stats::KernelStats;
@@ -118,6 +118,8 @@ pub struct Landed {
     pub owner: Owner,
     /// The end that was written.
     pub to: TransferEnd,
+    /// The window of its caller's end, if known.
+    pub window: Option<CallerWindow>,
     /// Bytes that were copied there.
     pub len: u64,
     /// Entries of it that are counted where its poster looks.
@@ -341,11 +343,12 @@ impl CopyKernel {
         // First whether it is gone: then the count is final.
         let gone = slot.is_gone();
         if first < slot.done() {
-            let Sent { op: Op { owner, to, len, .. }, is_for_workers, credited, staged, .. } = self.sent.pop_front()?;
+            let Sent { op: Op { owner, to, window, len, .. }, is_for_workers, credited, staged, .. } =
+                self.sent.pop_front()?;
             self.copies -= usize::from(len > CROWDED_BYTES);
             self.stats.operations += 1;
             self.stats.by_workers += u64::from(is_for_workers);
-            return Some(Landed { owner, to, len, credited, staged });
+            return Some(Landed { owner, to, window, len, credited, staged });
         }
         if gone {
             self.phase = Phase::Off;
