@@ -9,7 +9,7 @@ use crate::sys::wire::{Reader, Writer};
 /// Version of this message and of what fabrics put into it and say to each other later; whoever changes one of these
 /// raises it. Ranks of different versions refuse each other with a sentence. The version and the build behind it stay
 /// where they are in all versions from 3 on, so that the sentence can name both builds.
-const VERSION: u16 = 9;
+const VERSION: u16 = 10;
 
 /// The first version that says which build it is.
 const FIRST_WITH_BUILD: u16 = 3;
@@ -159,12 +159,12 @@ mod tests {
     fn versions_that_differ_are_refused_with_both_builds_in_the_sentence() {
         let mut of_later =
             Hello { build: "9.8.7 (commit 0a1b2c3d4e5f)".into(), ..hello(FabricChoice::Auto, true) }.encode();
-        of_later[0] = 10;
+        of_later[0] = VERSION as u8 + 1;
         of_later.extend(b"what later versions add");
         // Before version 3 the fabric that is asked for came right behind the version.
         let of_earlier = [2, 0, 0, 0, 1, 0, 0, 0, b'x', 0, 0, 0, 0];
         for (message, theirs, number) in [
-            (&of_later[..], "9.8.7 (commit 0a1b2c3d4e5f)", "version 10"),
+            (&of_later[..], "9.8.7 (commit 0a1b2c3d4e5f)", &format!("version {}", VERSION + 1)[..]),
             (&of_earlier, "of an earlier version", "version 2"),
         ] {
             let error = Hello::parse(3, message).unwrap_err();

@@ -1,6 +1,7 @@
 //! What the rest stands on and that knows nothing of NCCL: handles, locks, threads, sockets, bytes, pages, interfaces,
 //! its own version.
 
+pub mod datagram;
 pub mod fork;
 pub mod handles;
 pub mod interfaces;

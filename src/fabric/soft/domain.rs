@@ -48,6 +48,8 @@ pub struct Domain {
     tcp_in_use: AtomicBool,
     /// Links with something that waits: one bit each.
     pub(super) pending: Box<[AtomicU64]>,
+    /// Peers that sleep and could not be woken: one bit each.
+    unwoken: Box<[AtomicU64]>,
     /// Polls without a find since somebody posted.
     pub(super) idle: AtomicU32,
     stop: AtomicBool,
@@ -92,6 +94,7 @@ impl Domain {
             tcp,
             tcp_in_use: AtomicBool::new(false),
             pending: (0..n.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            unwoken: (0..n.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             idle: AtomicU32::new(0),
             stop: AtomicBool::new(false),
             stirred,
@@ -121,11 +124,26 @@ impl Domain {
         self.tcp_in_use.load(Ordering::Acquire)
     }
 
-    /// Wakes a rank that sleeps.
+    /// Wakes a rank that sleeps; if that cannot be now, by [`Domain::wake_left`].
     #[cold]
     pub fn wake(&self, peer: u32) {
         let hello = &self.hellos[peer as usize];
-        self.contact.wake(&hello.contact, &hello.token, self.world.rank);
+        if !self.contact.wake(&hello.contact, &hello.token, self.world.rank) {
+            self.unwoken[peer as usize / 64].fetch_or(1 << (peer % 64), Ordering::SeqCst);
+            // Whoever sleeps now has no reason to look.
+            self.stir();
+        }
+    }
+
+    /// Wakes those that could not be woken before.
+    pub fn wake_left(&self) {
+        for (at, word) in self.unwoken.iter().enumerate().filter(|(_, word)| word.load(Ordering::Relaxed) != 0) {
+            let mut bits = word.swap(0, Ordering::SeqCst);
+            while bits != 0 {
+                self.wake((at * 64) as u32 + bits.trailing_zeros());
+                bits &= bits - 1;
+            }
+        }
     }
 
     /// Asks a rank for its inbox. Results as for [`Contact::ask`].
@@ -149,11 +167,11 @@ impl Domain {
         self.pending[peer as usize / 64].fetch_or(1 << (peer % 64), Ordering::SeqCst);
     }
 
-    /// Whether anything waits on any link, or is on its way into GPU memory, or to or from it over TCP: nothing would
-    /// wake whoever sleeps now.
+    /// Whether anything waits on any link, or is on its way into GPU memory, or to or from it over TCP, or a peer is to be
+    /// woken: nothing would wake whoever sleeps now.
     pub fn has_pending(&self) -> bool {
         let waits = |w: &AtomicU64| w.load(Ordering::Relaxed) != 0;
-        self.received.is_busy() || self.tcp.is_staging() || self.pending.iter().any(waits)
+        self.received.is_busy() || self.tcp.is_staging() || self.pending.iter().chain(&self.unwoken).any(waits)
     }
 
     /// A caller posts: polling without a find is not idling then, and must not slow down (`rest`). A sender whose peer

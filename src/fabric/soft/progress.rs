@@ -199,6 +199,7 @@ impl Progress {
             *looked = Instant::now();
         }
         if self.attached.load(Ordering::Relaxed) > 0 {
+            self.wake_left();
             self.links().iter().for_each(|link| link.look(|| self.has_read(link.peer)));
         }
         self.share.reap(self);

@@ -18,16 +18,15 @@
 use super::filter;
 use super::folder::PrivateFolder;
 use crate::error::{Error, Result};
+use crate::sys::datagram::{receive, Datagram};
 use crate::sys::secret;
 use crate::sys::wire::{Reader, Writer};
-use nix::cmsg_space;
 use nix::sys::socket::{
-    bind, recvmsg, sendmsg, setsockopt, socket, sockopt, AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags,
-    SockFlag, SockType, UnixAddr, UnixCredentials,
+    bind, sendmsg, setsockopt, socket, sockopt, AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr,
 };
 use std::ffi::OsStr;
-use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::io::IoSlice;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Once;
 
@@ -40,10 +39,6 @@ const WAKE: u8 = 4;
 const HEAD: usize = 16 + 1 + 4;
 /// Bytes of a body.
 pub const MAX_BODY: usize = 192;
-
-/// Descriptors that one datagram may carry: `SCM_MAX_FD` of include/net/scm.h. With room for fewer the kernel says that
-/// some were cut off, and those that it has opened until then would be lost.
-const MAX_FDS: usize = 253;
 
 /// A socket under a random name.
 pub struct Contact {
@@ -124,7 +119,6 @@ impl Contact {
 
     /// For polling.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        use std::os::fd::AsFd;
         self.fd.as_fd()
     }
 
@@ -181,34 +175,17 @@ impl Contact {
         let _ = self.send(name, &head(its_token, ANSWER, me).finish(), &inbox_and_status);
     }
 
-    /// Wakes the rank behind `name`. A full socket means that it has enough reasons to be awake.
-    pub fn wake(&self, name: &[u8], its_token: &[u8; 16], me: u32) {
-        let _ = self.send(name, &head(its_token, WAKE, me).finish(), &[]);
+    /// Wakes the rank behind `name`. `false`: not now. Its socket may be full, or this one may have as much on its way to
+    /// others, who receive nothing, as a socket may.
+    pub fn wake(&self, name: &[u8], its_token: &[u8; 16], me: u32) -> bool {
+        !matches!(self.try_send(name, &head(its_token, WAKE, me).finish(), &[]), Ok(false))
     }
 
     /// The next thing that arrived, if any.
     pub fn receive(&self) -> Option<Event> {
         let mut bytes = [0u8; HEAD + MAX_BODY];
-        let mut space = cmsg_space!([i32; MAX_FDS], UnixCredentials);
-        let mut io = [IoSliceMut::new(&mut bytes)];
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-        let message = recvmsg::<UnixAddr>(self.fd.as_raw_fd(), &mut io, Some(&mut space), flags).ok()?;
-        let n = message.bytes;
-        let mut pid = 0;
-        let mut files = Vec::new();
-        if let Ok(parts) = message.cmsgs() {
-            for part in parts {
-                match part {
-                    ControlMessageOwned::ScmRights(fds) => {
-                        // SAFETY: the kernel just made these descriptors for us; owning them closes what is not wanted.
-                        files.extend(fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-                    }
-                    ControlMessageOwned::ScmCredentials(c) => pid = c.pid(),
-                    _ => {}
-                }
-            }
-        }
-        let message = &bytes[..n.min(bytes.len())];
+        let Datagram { bytes: n, pid, files } = receive(self.fd.as_fd(), &mut bytes)?;
+        let message = &bytes[..n];
         let mut files = files.into_iter();
         let said = parse(message, &self.token);
         Some(said.map_or(Event::Woken, |(kind, rank)| match (kind, files.next(), files.next()) {
@@ -249,11 +226,11 @@ pub fn parse(bytes: &[u8], my_token: &[u8; 16]) -> Option<(u8, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::datagram::MAX_FDS;
     use libc::{sock_filter, sock_fprog};
     use nix::sys::socket::recv;
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
-    use std::os::fd::AsFd;
     use std::os::unix::fs::PermissionsExt;
     use std::time::Duration;
 
@@ -447,7 +424,14 @@ mod tests {
             Some(Event::Sharing { rank: 6, body, file: Some(_) }) => assert_eq!(body, b"body"),
             _ => panic!("no body"),
         }
-        b.wake(a.name(), &[1; 16], 6);
+        assert!(b.wake(a.name(), &[1; 16], 6));
+        assert!(matches!(a.receive(), Some(Event::Woken)));
+        // Those that nobody receives fill the sender's own room, too.
+        let sleepers: Vec<_> = (0..64).map(|_| Contact::open([3; 16]).unwrap()).collect();
+        let sent = sleepers.iter().flat_map(|s| (0..600).take_while(|_| b.wake(s.name(), &[3; 16], 6))).count();
+        assert!(!b.wake(a.name(), &[1; 16], 6) || sent == 64 * 600, "after {sent}");
+        drop(sleepers);
+        assert!(b.wake(a.name(), &[1; 16], 6));
         assert!(matches!(a.receive(), Some(Event::Woken)));
         assert!(a.reaches(b.name()) && !a.reaches(b"oxygin-nobody"));
         assert!(b.receive().is_none(), "looking for a rank does not wake it");

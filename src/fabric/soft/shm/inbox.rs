@@ -142,6 +142,8 @@ pub struct PeerInbox {
     status: Arc<PeerStatus>,
     /// In `status`: spares `publish` a step.
     sleeping: *const u64,
+    /// The sleep out of which this rank has woken the peer last.
+    woken: u64,
 }
 
 // SAFETY: `sleeping` points into the status, which goes along and may be read by any thread.
@@ -177,7 +179,7 @@ impl PeerInbox {
         // SAFETY: the mapping is kept beside the producer; this rank is the only sender `me` and attaches once.
         let producer = unsafe { Producer::new(ring.ptr(), layout.ring_bytes) };
         let sleeping = status.sleeping();
-        Ok(Self { head, _ring: ring, word: me / 64, bit: 1 << (me % 64), producer, status, sleeping })
+        Ok(Self { head, _ring: ring, word: me / 64, bit: 1 << (me % 64), producer, status, sleeping, woken: 0 })
     }
 
     /// The writing end of this rank's ring.
@@ -186,14 +188,15 @@ impl PeerInbox {
         &mut self.producer
     }
 
-    /// Publishes what was pushed. Returns whether the peer must be woken.
+    /// Publishes what was pushed. Returns whether the peer must be woken: once out of each sleep.
     #[inline]
     pub fn publish(&mut self) -> bool {
         self.producer.publish();
         // SAFETY: in `status`, which this keeps mapped; only ever loaded.
         let sleeping = unsafe { AtomicU64::from_ptr(self.sleeping.cast_mut()) };
         // Either the peer sees the message, or we see that it has taken the news bit or gone to sleep.
-        news::announce(self.head.news(self.word), self.bit, sleeping)
+        let sleep = news::announce(self.head.news(self.word), self.bit, sleeping);
+        sleep != 0 && std::mem::replace(&mut self.woken, sleep) != sleep
     }
 
     /// Whether the peer still has window `id`.
@@ -232,8 +235,12 @@ mod tests {
         assert_eq!(inbox.news(0), 0);
         let head = consumer.head();
         assert_eq!(consumer.peek(head).unwrap().unwrap().header, h);
-        status.set_sleeping(true);
-        assert!(peer.publish());
+        for _ in 0..2 {
+            status.set_sleeping(true);
+            assert_eq!([peer.publish(), peer.publish()], [true, false], "once a sleep");
+            status.set_sleeping(false);
+            assert!(!peer.publish());
+        }
         assert!(!peer.has_window(5));
         status.set_window(5, true);
         assert!(peer.has_window(5));

@@ -136,8 +136,8 @@ mod tests {
             WriteEnd::new(&self.head, &self.tail, 2 * MESSAGE)
         }
 
-        /// Writes a message if there is room; says whether its owner sleeps.
-        fn push(&self, writer: &mut WriteEnd, value: u64) -> Option<bool> {
+        /// Writes a message if there is room; says which sleep its owner sleeps.
+        fn push(&self, writer: &mut WriteEnd, value: u64) -> Option<u64> {
             let place = writer.reserve(&self.tail, MESSAGE)?;
             // SAFETY: loom fails where somebody else is at it.
             self.data[(place.at / MESSAGE) as usize].with_mut(|word| unsafe { *word = value });
@@ -205,7 +205,7 @@ mod tests {
                 let its = ring.clone();
                 move || {
                     let (mut reader, mut found) = (ReadEnd::new(2 * MESSAGE), Vec::new());
-                    sleep(&its.sleeping, true);
+                    sleep(&its.sleeping, 1);
                     clear(&its.news, 1);
                     its.read(&mut reader, &mut found);
                     (reader, found)
@@ -213,7 +213,7 @@ mod tests {
             });
             let wakes = [second(), other.join().unwrap()];
             let (mut reader, mut found) = owner.join().unwrap();
-            let is_told = wakes.contains(&true) || ring.news.load(Ordering::Relaxed) != 0;
+            let is_told = wakes.contains(&1) || ring.news.load(Ordering::Relaxed) != 0;
             assert!(found.len() == 2 || is_told, "it sleeps, has {found:?}, and nobody wakes it");
             ring.read(&mut reader, &mut found);
             found.sort();

@@ -40,7 +40,7 @@ struct Page {
     _gap: [u64; 12],
     life: MutexBytes,
     _gap2: [u64; 8],
-    /// Non-zero: nobody polls the inbox, wake its owner after writing.
+    /// Non-zero: nobody polls the inbox, wake its owner after writing, once while it stays this number.
     sleeping: u64,
     _gap3: [u64; 15],
     /// Non-zero: kernels of others may not begin to store into this rank's GPU by themselves.
@@ -92,6 +92,8 @@ pub struct Status {
     fd: OwnedFd,
     page: Mapping,
     nranks: u32,
+    /// How often it slept.
+    sleeps: AtomicU64,
 }
 
 impl Status {
@@ -103,7 +105,7 @@ impl Status {
         if !seal_writing(fd.as_fd()) {
             log::info!("this kernel cannot seal shared memory against writing (Linux 5.1 can)");
         }
-        let status = Self { fd, page, nranks: nranks as u32 };
+        let status = Self { fd, page, nranks: nranks as u32, sleeps: AtomicU64::new(0) };
         let p = status.at();
         // SAFETY: nobody else has the memory yet; it is zero, mapped and large enough.
         unsafe {
@@ -150,7 +152,8 @@ impl Status {
     /// Says whether peers must wake this rank after writing. Looking for news afterwards sees everything written
     /// before a peer could see the flag.
     pub fn set_sleeping(&self, on: bool) {
-        news::sleep(self.sleeping(), on);
+        let number = if on { self.sleeps.fetch_add(1, Ordering::Relaxed) + 1 } else { 0 };
+        news::sleep(self.sleeping(), number);
     }
 
     /// Whether peers are asked to wake this rank. `false`: what the caller left with `SeqCst` before is seen by
@@ -286,7 +289,7 @@ impl PeerStatus {
         unsafe { alive::look((&raw const (*self.at()).life).cast()) }
     }
 
-    /// Where the peer says that it sleeps: not 0. For [`load`] while `self` lives.
+    /// Where the peer says which sleep it sleeps; 0: it is awake. For [`load`] while `self` lives.
     pub fn sleeping(&self) -> *const u64 {
         // SAFETY: a field of the mapping.
         unsafe { &raw const (*self.at()).sleeping }

@@ -47,16 +47,17 @@ impl Word for AtomicU64 {
     }
 }
 
-/// A sender has published: sets its news `bit` unless it is set. Returns whether the owner sleeps and must be woken.
+/// A sender has published: sets its news `bit` unless it is set. Returns the number of the sleep out of which the owner
+/// must be woken; 0: it is awake.
 #[inline(always)]
-pub fn announce<W: Word>(news: &W, bit: u64, sleeping: &W) -> bool {
+pub fn announce<W: Word>(news: &W, bit: u64, sleeping: &W) -> u64 {
     W::fence();
     if news.load(Ordering::Relaxed) & bit == 0 {
         news.fetch_or(bit, Ordering::SeqCst);
         // The owner may have looked for the bit since the first fence, and sleep now.
         W::fence();
     }
-    sleeping.load(Ordering::Relaxed) != 0
+    sleeping.load(Ordering::Relaxed)
 }
 
 /// The owner takes a news `bit` away: a look at the ring afterwards sees whatever its sender published without setting
@@ -67,10 +68,11 @@ pub fn clear<W: Word>(news: &W, bit: u64) {
     W::fence();
 }
 
-/// The owner says whether it sleeps: a look for news afterwards sees whatever was announced before a sender could see
-/// that.
-pub fn sleep<W: Word>(sleeping: &W, on: bool) {
-    sleeping.store(u64::from(on), Ordering::Relaxed);
+/// The owner sleeps, for the time with this number, or does not: 0. A look for news afterwards sees whatever was announced
+/// before a sender could see that. No two sleeps have one number, so that a sender knows whether it has woken the owner
+/// out of this one: what it sends to wake it stays on its way until the owner receives, and takes room.
+pub fn sleep<W: Word>(sleeping: &W, number: u64) {
+    sleeping.store(number, Ordering::Relaxed);
     W::fence();
 }
 
@@ -138,14 +140,34 @@ mod tests {
                     its.head.store(1, Ordering::Release);
                     announce(&its.news, 1, &its.sleeping)
                 });
-                sleep(&shared.sleeping, true);
+                sleep(&shared.sleeping, 1);
                 if bit != 0 {
                     clear(&shared.news, 1);
                 }
                 let hot = bit != 0 && shared.head.load(Ordering::Acquire) != 0;
                 let stays_up = hot || shared.news.load(Ordering::Acquire) & 1 != 0;
-                assert!(sender.join().unwrap() || stays_up, "it sleeps, and nobody wakes it");
+                assert!(sender.join().unwrap() != 0 || stays_up, "it sleeps, and nobody wakes it");
             });
         }
+    }
+
+    /// A sender that has woken the owner out of a sleep sends nothing more for that one: the owner, once awake, sees what
+    /// came since, or goes to sleep by another number.
+    #[test]
+    fn who_is_woken_once_a_sleep_misses_nothing() {
+        loom::model(|| {
+            let shared = Arc::new(Shared { sleeping: Modelled::new(1), ..Shared::default() });
+            let its = shared.clone();
+            // It has woken the owner out of sleep 1.
+            let sender = loom::thread::spawn(move || {
+                its.head.store(1, Ordering::Release);
+                !matches!(announce(&its.news, 1, &its.sleeping), 0 | 1)
+            });
+            sleep(&shared.sleeping, 0);
+            let woken = shared.news.load(Ordering::Acquire) & 1 != 0;
+            sleep(&shared.sleeping, 2);
+            let stays_up = woken || shared.news.load(Ordering::Acquire) & 1 != 0;
+            assert!(sender.join().unwrap() || stays_up, "it sleeps, and nobody wakes it");
+        });
     }
 }
