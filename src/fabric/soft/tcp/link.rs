@@ -304,6 +304,11 @@ impl Initiator {
                     let left = put.len - lane.cut;
                     let len = left.min(CHUNK as u64) as usize;
                     let last = left == len as u64;
+                    // Its signal goes behind the others', which may have no room: the peer may take none for now.
+                    let express = &self.conns[EXPRESS].send_buffer;
+                    if last && put.signal.is_some() && !express.has_room(HEADER + 4 * stripes) {
+                        return if small > 0 { Turn::Moved } else { Turn::Blocked };
+                    }
                     let Some(stripe) = self.spread.for_put(&self.conns, put.len, CHUNK) else {
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
                     };

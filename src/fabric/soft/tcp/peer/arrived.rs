@@ -41,7 +41,10 @@ impl Tcp {
             moved |= has_moved;
             let Some(guard) = slot.try_lock() else { return true };
             let is_before = guard.as_ref().is_some_and(|conn| conn.is_before(&mut mark, has_moved));
+            drop(guard);
             connection.mark = Some(mark);
+            // Who found it in use has left this one to look again.
+            moved |= slot.again.load(Ordering::Acquire) && self.serve_event(peer, connection.stripe, 0, true);
             is_before
         });
         // Copies to the GPU, and what waits for them.
