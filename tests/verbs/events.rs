@@ -111,3 +111,20 @@ fn a_rank_that_calls_nothing_hears_of_its_device() {
     drop(ranks);
     fake.check_clean();
 }
+
+/// Nor does one whose contexts are gone, or not there yet, leave them there: whoever sleeps on them would not sleep.
+#[test]
+fn a_rank_without_contexts_hears_of_its_port() {
+    let fake = Fake::take();
+    fake.set("atomic_cap", 0);
+    let (mut ranks, _) = two(&fake);
+    ranks.iter_mut().for_each(|rank| rank.contexts.clear());
+    collect();
+    for (event, part) in [("port_down", "fake_1:1: the port went down"), ("port_up", "fake_1:1: the port is up again")]
+    {
+        fake.set(event, 1);
+        until(part, || lines().iter().any(|(level, line)| *level == Level::Warn && line.contains(part)));
+    }
+    drop(ranks);
+    fake.check_clean();
+}

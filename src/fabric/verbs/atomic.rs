@@ -8,6 +8,7 @@
 //! operations this is atomic where the device's own are.
 
 use super::lane::Op;
+use crate::memory::registry::Registry;
 use crate::rma::atomic::{Atomic, Atomicity, Atomics, Change, Width};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -108,8 +109,9 @@ impl Loop {
         self.wanted.atomic.width.bytes() as u32
     }
 
-    /// The device has done its step; what the 8 bytes held is in the slot.
-    pub fn advance(&mut self) {
+    /// The device has done its step; what the 8 bytes held is in the slot. A window that is gone gets nothing: the answer
+    /// may come long after it.
+    pub fn advance(&mut self, registry: &Registry) {
         self.is_up = false;
         let LoopStep::Swap { expected, .. } = self.step else {
             self.step = LoopStep::Done;
@@ -128,10 +130,12 @@ impl Loop {
                 LoopStep::Deliver
             }
             (Some(to), None) => {
-                // SAFETY: writable until the operation is complete (Context::post); x86 has the low bytes first.
-                unsafe {
-                    std::ptr::copy_nonoverlapping((&raw const old).cast(), to.local as *mut u8, width.bytes() as usize)
-                };
+                let held = registry.hold();
+                if held.covers(to.local, width.bytes()) {
+                    let (from, to) = ((&raw const old).cast(), to.local as *mut u8);
+                    // SAFETY: in a window, which is held; x86 has the low bytes first.
+                    unsafe { std::ptr::copy_nonoverlapping(from, to, width.bytes() as usize) };
+                }
                 LoopStep::Done
             }
         };
@@ -151,11 +155,17 @@ pub struct Loops {
 mod tests {
     use super::super::lane::EntryKind;
     use super::*;
+    use crate::memory::registry::Extent;
     use crate::rma::atomic::Fetched;
     use proptest::prelude::*;
 
-    /// Runs a loop on 8 bytes that others change `noise` before each of its steps.
-    fn run(atomic: Atomic, all: &mut u64, noise: &[u64]) -> usize {
+    /// Runs a loop on 8 bytes that others change `noise` before each of its steps, with the fetched word in a window or
+    /// where one was.
+    fn run(atomic: Atomic, all: &mut u64, noise: &[u64], has_window: bool) -> usize {
+        let registry = Registry::default();
+        if let Some(to) = atomic.fetched.filter(|_| has_window) {
+            registry.insert(3, Extent { base: to.local, len: 8 });
+        }
         let slot = AtomicU64::new(0);
         let local = slot.as_ptr() as u64;
         let entry = Op { kind: EntryKind::Loop, local, lkey: 1, rkey: 2, remote: 0, len: 0, signal: None };
@@ -167,7 +177,7 @@ mod tests {
             if *all == expected {
                 *all = swap;
             }
-            looped.advance();
+            looped.advance(&registry);
         }
         unreachable!()
     }
@@ -190,7 +200,11 @@ mod tests {
             let remote = 64 + u64::from(shift) / 8;
             let atomic = Atomic { change, width, remote, rkey: 2, fetched, more: false };
             let mut all = start;
-            let steps = run(atomic, &mut all, &noise);
+            let mut other = start;
+            run(atomic, &mut other, &noise, false);
+            prop_assert_eq!(old.load(Ordering::Relaxed), 0, "written where no window is");
+            let steps = run(atomic, &mut all, &noise, true);
+            prop_assert_eq!(all, other);
             prop_assert!(steps <= noise.len() + 2);
             // What was there when it took effect: the last noise that it met.
             let met = noise.iter().take(steps).fold(start, |all, n| all ^ n);

@@ -99,6 +99,10 @@ fn run(state: &State) {
         while state.wanted.load(Ordering::Relaxed) > 0 {
             std::thread::yield_now();
         }
+        if look {
+            // Whether there is a context that looks at them or not: what waits there would wake this thread for ever.
+            state.events.take();
+        }
         let Some(is_behind) = serve_all(state, look) else { return };
         let gone = PollFlags::POLLERR | PollFlags::POLLHUP | PollFlags::POLLNVAL;
         // SAFETY: the channel lives as long as `state`.

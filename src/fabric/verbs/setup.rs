@@ -300,7 +300,15 @@ pub(super) fn finish(fabric: &VerbsFabric, pending: Pending, from: &[&[u8]]) -> 
         let left_out = (0..joined.world.nranks).filter(|&peer| context.pairs.to(peer).is_none());
         left_out.for_each(|peer| outcomes.leave_out(peer, pending.stride));
         let shared = Shared::new(
-            Queues::new(device, fabric.events.clone(), context.pairs, lanes, context.messages, &outcomes),
+            Queues::new(
+                device,
+                fabric.events.clone(),
+                fabric.registry.clone(),
+                context.pairs,
+                lanes,
+                context.messages,
+                &outcomes,
+            ),
             outcomes,
             context.cq,
             fabric.scratch.clone(),

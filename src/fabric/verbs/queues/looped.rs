@@ -97,7 +97,7 @@ impl Queues {
         let Some(lane) = self.lanes.get_mut(peer as usize) else { return };
         lane.give(1);
         let Some(looped) = lane.loops.current.as_mut() else { return };
-        looped.advance();
+        looped.advance(&self.registry);
         if looped.step == LoopStep::Done {
             lane.loops.current = None;
             lane.flushing = false;

@@ -20,6 +20,7 @@ use super::message::Messages;
 use super::outcome::Outcomes;
 use super::pairs::Pairs;
 use crate::error::Kind;
+use crate::memory::registry::Registry;
 use chain::Chain;
 use completions::BATCH;
 use oxygin_ffi::verbs::types::*;
@@ -78,6 +79,8 @@ pub struct Queues {
     /// Signals by message, where the devices have no atomics.
     pub messages: Option<Messages>,
     events: Arc<Events>,
+    /// Where this side writes into windows by itself.
+    registry: Arc<Registry>,
     /// How many of the events this context has seen.
     seen: usize,
     /// Polls that found nothing since events were last looked for.
@@ -93,6 +96,7 @@ impl Queues {
     pub fn new(
         device: Device,
         events: Arc<Events>,
+        registry: Arc<Registry>,
         pairs: Pairs,
         lanes: Vec<Lane>,
         messages: Option<Messages>,
@@ -109,6 +113,7 @@ impl Queues {
             messages,
             seen: events.count(),
             events,
+            registry,
             empty: 0,
         };
         for lane in &mut queues.lanes {
