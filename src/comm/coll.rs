@@ -27,6 +27,7 @@ use crate::sys::handles::{self, Kind, Object, Reserved};
 use crate::sys::sync::Mutex;
 use crate::sys::wire::{Reader, Writer};
 use oxygin_ffi::cuda::Context;
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -49,6 +50,8 @@ pub struct Coll {
     /// The `init` this communicator belongs to, and ends with at the latest.
     pub instance: Arc<Instance>,
     pub(super) held: Mutex<OwnedObjects>,
+    /// Why closeColl could not end a window, by its handle.
+    pub(super) unended: Mutex<HashMap<u64, Error>>,
     /// Its threads run from the first set with queues of this library's on.
     engine: Mutex<Option<Arc<Engine>>>,
     /// The context of its first window in GPU memory: that GPU is this rank's.
@@ -169,6 +172,7 @@ impl Coll {
             observer,
             instance: listen.instance.clone(),
             held: Mutex::default(),
+            unended: Mutex::default(),
             engine: Mutex::default(),
             gpu: OnceLock::new(),
             keys: Arc::default(),
@@ -386,6 +390,7 @@ impl Coll {
         // Its threads are joined without the lock, for which a deregistration may wait.
         let engine = self.engine.lock().take();
         drop(engine);
+        let mut unended = self.unended.lock();
         for window in &held.windows {
             self.registry.remove(window.id());
             self.observer.window_removed(window);
@@ -397,6 +402,7 @@ impl Coll {
             let ended = window.registration().map_or(Ok(()), |registration| registration.guard.end());
             if let Err(error) = ended {
                 log::warn!("closeColl: {}", error.message());
+                unended.insert(window.handle.load(Ordering::Relaxed), error);
                 // What is a set's own would go with it.
                 let handle = window.handle.load(Ordering::Relaxed) as *mut c_void;
                 let queues = held.sets.iter().filter_map(|set| set.device());

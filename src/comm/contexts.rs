@@ -222,7 +222,7 @@ impl Contexts {
             coll.destroy_contexts(self);
             if let Some(device) = self.device.get() {
                 for window in device.windows() {
-                    if let Err(error) = coll.deregister_unnamed(window) {
+                    if let Err(error) = coll.deregister_own(window) {
                         log::warn!("destroyContext: a set's memory stays allocated: {}", error.message());
                         device.keep_memory();
                     }

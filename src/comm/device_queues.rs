@@ -274,7 +274,7 @@ impl Coll {
         attached.map(|told| (set.clone(), place, told)).inspect_err(|_| {
             self.destroy_contexts(&set);
             for window in windows {
-                if let Err(error) = self.deregister_unnamed(window as *mut c_void) {
+                if let Err(error) = self.deregister_own(window as *mut c_void) {
                     log::warn!("createContext: a window that nobody uses stays: {}", error.message());
                     memory.iter().for_each(Memory::keep);
                 }

@@ -137,10 +137,26 @@ impl Coll {
 
     /// Ends a registration that no entry of device code names any more.
     #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
-    pub(super) fn deregister_unnamed(&self, handle: *mut c_void) -> Result<()> {
+    fn deregister_unnamed(&self, handle: *mut c_void) -> Result<()> {
         let window = self.window(handle)?;
         // A window that another thread deregisters at the same time is refused by one of the two.
         handles::remove::<Window>(handle).ok_or_else(|| not_live(handle))?;
+        self.end_window(handle, window)
+    }
+
+    /// Ends the registration of memory of a set's own, once. closeColl may have done so already, or be about to: then it
+    /// says whether nobody is at the memory any more.
+    #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
+    pub(super) fn deregister_own(&self, handle: *mut c_void) -> Result<()> {
+        match handles::remove::<Window>(handle) {
+            Some(window) => self.end_window(handle, window),
+            // Held until it is through with all of them.
+            None => self.unended.lock().get(&(handle as u64)).map_or(Ok(()), |error| Err(error.clone())),
+        }
+    }
+
+    /// Of a window whose handle was just taken out.
+    fn end_window(&self, handle: *mut c_void, window: Arc<Window>) -> Result<()> {
         self.observer.window_removed(&window);
         self.keys.remove(handle as u64);
         self.records.lock().remove(handle as u64);

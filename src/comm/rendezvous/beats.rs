@@ -5,10 +5,13 @@ use std::time::{Duration, Instant};
 
 /// Beats within the time that rank 0 may be silent.
 const BEATS: u32 = 8;
+/// Nor are two further apart than this: other ranks may have another `OXYGIN_PEER_TIMEOUT` than rank 0. As many as a
+/// thousand ranks that wait are sent four thousand bytes a second.
+const APART: Duration = Duration::from_millis(250);
 /// So many more are waited for: its last one may be nearly as much older than the moment when it was stopped.
 const MORE: u32 = 2;
-/// How much longer a silence must last once it was noticed: who was stopped itself finds what came meanwhile.
-const DOUBT: Duration = Duration::from_millis(50);
+/// How much longer a silence must last, or an answer stay out, once that was noticed: who was stopped itself finds what came meanwhile.
+pub const DOUBT: Duration = Duration::from_millis(50);
 
 /// When rank 0 beats.
 #[derive(Debug)]
@@ -18,9 +21,9 @@ pub struct Beats {
 }
 
 impl Beats {
-    /// From `now` on, often enough for those who wait `silence` long for the next.
+    /// From `now` on, often enough for those who wait `silence` long for the next, and for most others.
     pub fn new(silence: Duration, now: Instant) -> Self {
-        let every = silence / BEATS;
+        let every = (silence / BEATS).min(APART);
         Self { every, next: now + every }
     }
 
@@ -52,7 +55,8 @@ pub struct Expectation {
 impl Expectation {
     /// Nothing was heard yet.
     pub fn new(silence: Duration) -> Self {
-        Self { patience: silence / BEATS * (BEATS + MORE), until: None, doubted: false }
+        // Rank 0 may be more patient itself.
+        Self { patience: silence / BEATS * BEATS + (silence / BEATS).max(APART) * MORE, until: None, doubted: false }
     }
 
     /// A beat came.
@@ -86,6 +90,23 @@ impl Expectation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whatever each has for the time that the other may be silent.
+    #[test]
+    fn beats_come_in_time_for_ranks_with_other_limits() {
+        let now = Instant::now();
+        for (of_root, own) in [(35.0, 3.0), (600.0, 35.0), (600.0, 0.2), (0.5, 600.0)] {
+            let [of_root, own] = [of_root, own].map(Duration::from_secs_f64);
+            let (mut beats, mut life) = (Beats::new(of_root, now), Expectation::new(own));
+            life.heard(now);
+            for _ in 0..100 {
+                let at = beats.next();
+                assert!(!life.is_over(at), "{of_root:?} {own:?}");
+                assert!(beats.is_due(at));
+                life.heard(at);
+            }
+        }
+    }
 
     #[test]
     fn who_was_stopped_itself_looks_before_it_judges() {

@@ -4,7 +4,7 @@
 //! [`Visit::received`], [`Visit::broken`], [`Visit::tick`]), does what
 //! [`Visit::next_action`] says, and stops when [`Visit::outcome`] is there.
 
-use super::beats::Expectation;
+use super::beats::{Expectation, DOUBT};
 use super::job::Job;
 use super::wire::{self, Failure, Reply, ReplyHead};
 use nccl_plugin_api::NcclResult;
@@ -81,8 +81,9 @@ pub struct Visit {
     reply: Vec<u8>,
     /// When this rank gives up, or says so to rank 0.
     deadline: Instant,
-    /// When it no longer waits for rank 0's word on that.
+    /// When it no longer waits for rank 0's word on that; once that has passed, it looks a last time.
     limit: Instant,
+    doubted: bool,
     pause: Duration,
     life: Expectation,
     /// Rank 0 listened once, in this step or an earlier one. It does so as long as the communicator lives.
@@ -111,6 +112,7 @@ impl Visit {
             reply: Vec::new(),
             deadline,
             limit: deadline + GRACE,
+            doubted: false,
             pause: FIRST_PAUSE,
             met,
             refused: None,
@@ -255,6 +257,11 @@ impl Visit {
             );
             return self.finish(Err(Failure { code: NcclResult::REMOTE_ERROR.0, sentence }));
         }
+        let is_asked = matches!(self.stage, Stage::Talking { sent: true, .. });
+        if is_asked && now >= self.limit && !std::mem::replace(&mut self.doubted, true) {
+            // This rank may have been stopped itself, and the answer is there.
+            self.limit = now + DOUBT;
+        }
         let late = now >= self.deadline;
         let unanswered = !late && self.patience().is_some_and(|until| now >= until);
         match &mut self.stage {
@@ -314,5 +321,41 @@ impl Visit {
     fn finish(&mut self, outcome: Outcome) {
         self.stage = Stage::Done(outcome);
         self.actions.push_back(VisitorAction::Close);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A reply of one rank's two bytes for all, and none for this one.
+    fn reply(step: u32) -> Vec<u8> {
+        let lists = [[&b"ab"[..], b""], [b"", b""]].map(|list| wire::encode_list(list.into_iter()));
+        [wire::gathered_head(step, lists[0].len(), lists[1].len()), lists.concat()].concat()
+    }
+
+    /// A rank that was stopped for longer than any deadline finds what came meanwhile, and nothing if nothing did.
+    #[test]
+    fn who_was_stopped_itself_reads_before_it_gives_up() {
+        let (s, begun) = (Duration::from_secs, Instant::now());
+        let token = crate::comm::handle::Token::from_bytes([0; 16]);
+        let job = Arc::new(Job { addresses: vec![None; 2], token, timeout: s(120), silence: s(35) });
+        for came in [true, false] {
+            let mut visit = Visit::new(job.clone(), 1, "connect", Vec::new(), false, begun);
+            visit.connected();
+            visit.sent();
+            let late = begun + s(1000);
+            visit.tick(late);
+            assert!(visit.outcome().is_none() && visit.wake() > late);
+            if came {
+                visit.received(&reply(1), late);
+            }
+            visit.tick(late + GRACE + DOUBT);
+            match visit.outcome() {
+                Some(Ok(answer)) => assert_eq!((came, &answer.bytes[answer.common[0].clone()]), (true, &b"ab"[..])),
+                Some(Err(failure)) => assert!(!came && failure.sentence.contains("did not come"), "{failure:?}"),
+                None => panic!("it waits still"),
+            }
+        }
     }
 }
