@@ -3,7 +3,7 @@
 mod catch_up;
 
 use super::affinity::Cpus;
-use super::drain::{Pass, Work};
+use super::drain::{LaneMark, Pass, Work};
 use super::idle::{Idle, Next, PassMoved, Rest};
 use crate::error::{Error, Result};
 use crate::sys::sync::{Condvar, Mutex};
@@ -250,13 +250,15 @@ struct Task {
     is_over: bool,
     /// It is asked back.
     ending: Option<FinishTimer>,
+    /// What device code had written by the first pass since in which nothing moved.
+    last: Option<Vec<LaneMark>>,
     /// Who waits for what device code had rung there.
     waits: Vec<MarksWait>,
 }
 
 impl Task {
     fn new(number: u64, work: Box<dyn Work>) -> Self {
-        Self { number, work, has_failed: false, is_over: false, ending: None, waits: Vec::new() }
+        Self { number, work, has_failed: false, is_over: false, ending: None, last: None, waits: Vec::new() }
     }
 
     /// Works on it. A fault inside the library ends neither the thread nor what else it has: what it hit is told, and
@@ -273,11 +275,14 @@ impl Task {
     /// Whether the thread lets go of it behind a pass that looked at everything: it is asked back, and has finished or
     /// will not. `stands`: another one was given up, and nothing has moved since.
     #[cold]
-    fn is_through(&mut self, pass: Pass, stands: &mut bool) -> bool {
-        let Some(timer) = &mut self.ending else { return false };
-        if self.has_failed || pass.moved == 0 && !pass.is_busy {
+    fn is_through(&mut self, common: &Common, pass: Pass, stands: &mut bool) -> bool {
+        if self.ending.is_none() {
+            return false;
+        }
+        if self.has_failed || pass.moved == 0 && !pass.is_busy && self.has_left_nothing(common) {
             return true;
         }
+        let Some(timer) = &mut self.ending else { return true };
         let Some((still, all)) = timer.is_over(pass.moved > 0, *stands) else { return false };
         *stands = true;
         log::warn!(
@@ -287,6 +292,17 @@ impl Task {
             self.work.unfinished()
         );
         true
+    }
+
+    /// Whether nothing is left of what device code has written: what is there and cannot be taken yet moves nothing.
+    fn has_left_nothing(&mut self, common: &Common) -> bool {
+        let mut last = match self.last.take() {
+            Some(last) => last,
+            None => self.attempt(common, |work| work.mark()),
+        };
+        let left = self.attempt(common, |work| work.left(&mut last));
+        self.last = Some(last);
+        left.entries == 0
     }
 
     #[cold]
@@ -379,7 +395,7 @@ fn run(common: &Common) {
             by_kernel += pass.by_kernel;
             is_busy |= pass.is_busy;
             stands &= pass.moved == 0;
-            task.is_over |= task.ending.is_some() && task.is_through(pass, &mut stands);
+            task.is_over |= task.ending.is_some() && task.is_through(common, pass, &mut stands);
             is_over |= task.is_over;
             if !task.waits.is_empty() {
                 task.end_waits(common, &mut stands);

@@ -1,4 +1,5 @@
 use super::*;
+use crate::proxy::drain::Left;
 use std::sync::atomic::AtomicU32;
 
 struct Counts(Arc<AtomicU32>, Arc<AtomicBool>);
@@ -215,6 +216,43 @@ fn what_is_taken_back_or_ends_is_finished_first() {
     assert_eq!(left[1].load(Ordering::SeqCst), 50, "nobody has asked for this one");
     drop(engine);
     assert_eq!(left[1].load(Ordering::SeqCst), 0);
+}
+
+/// Has an entry that is there and cannot be taken for a while: it may have arrived in part, or be the first that nobody
+/// has rung for.
+struct Ripens(Arc<AtomicU32>);
+
+impl Work for Ripens {
+    fn pass(&mut self, _: Rest) -> Pass {
+        let passes = self.0.fetch_add(1, Ordering::SeqCst);
+        Pass { moved: (passes == 100).into(), ..Pass::default() }
+    }
+    fn watch(&mut self, _: Instant, _: Duration) {}
+    fn fail(&mut self) {}
+    fn name(&self) -> String {
+        "ripens".into()
+    }
+    fn unfinished(&self) -> String {
+        String::new()
+    }
+    fn mark(&mut self) -> Vec<LaneMark> {
+        vec![LaneMark { lane: 0, until: 1 }]
+    }
+    fn left(&self, marks: &mut Vec<LaneMark>) -> Left {
+        if self.0.load(Ordering::SeqCst) > 100 {
+            marks.clear();
+        }
+        Left { entries: marks.len() as u64, stands: false }
+    }
+}
+
+#[test]
+fn what_is_there_and_does_not_move_yet_is_finished_first() {
+    let engine = start(1, None);
+    let passes = Arc::new(AtomicU32::new(0));
+    let begun = Instant::now();
+    assert!(engine.take_back(engine.give(0, Box::new(Ripens(passes.clone())))));
+    assert!(passes.load(Ordering::SeqCst) > 100 && begun.elapsed() < STANDS_AFTER, "{passes:?}");
 }
 
 /// Waits for a peer that does nothing.
