@@ -5,6 +5,7 @@
 pub mod cuda;
 mod library;
 pub mod mlx5;
+pub mod nvml;
 pub mod rdmacm;
 pub mod verbs;
 

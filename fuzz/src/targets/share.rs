@@ -20,7 +20,8 @@ pub fn targets() -> Vec<Target> {
 const LEN: u64 = 1 << 20;
 
 fn all_offers() -> [Offer; 2] {
-    [Offer::Segments { offset: 4096, sizes: vec![1 << 20; 11] }, Offer::Not("no handle type".into())]
+    let segments = Offer::Segments { offset: 4096, sizes: vec![1 << 20; 11], gpu: "0000:1b:00.0".into() };
+    [segments, Offer::Not("no handle type".into())]
 }
 
 fn offers() -> Vec<Vec<u8>> {
@@ -39,7 +40,7 @@ fn garbled() -> Vec<u8> {
 fn check(offer: &Offer, len: u64) {
     let holds = |offset: u64, bytes: u128| assert!(u128::from(offset) + u128::from(len) <= bytes);
     match offer {
-        Offer::Segments { offset, sizes } => {
+        Offer::Segments { offset, sizes, .. } => {
             assert!((1..=MAX_SEGMENTS).contains(&sizes.len()));
             holds(*offset, sizes.iter().map(|&s| u128::from(s)).sum());
         }
@@ -110,7 +111,7 @@ fn window(mut input: &[u8]) {
     let (message, mut input) = input.split_at(bytes.min(input.len()));
     let Some(offer) = Offer::parse(message, len) else { return };
     check(&offer, len);
-    let Offer::Segments { offset, sizes } = offer else { return };
+    let Offer::Segments { offset, sizes, .. } = offer else { return };
     let segments = sizes.len() as u32;
     let mut answers = Answers::default();
     let round = answers.expect(1);

@@ -26,8 +26,10 @@ pub struct Found {
     pub addr: u64,
     /// What tells the window from all others whose memory the engine's operations name: the key of none of this rank's.
     pub window: u32,
-    /// The GPU that it is on.
+    /// The GPU that it is on; negative: one that this process does not see.
     pub home: i32,
+    /// Kernels here may add to words of that one.
+    pub adds: bool,
     /// Keeps it mapped.
     pub used: Use,
 }

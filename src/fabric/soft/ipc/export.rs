@@ -18,7 +18,8 @@ impl Export {
     pub fn new(context: &Arc<Context>, window: u32, base: u64, len: u64) -> (Option<Self>, Offer) {
         match walk(context, base, len) {
             Ok((segments, offset, sizes)) => {
-                (Some(Self { window, context: context.clone(), segments }), Offer::Segments { offset, sizes })
+                let gpu = context.cuda().pci_address(context.device()).unwrap_or_default();
+                (Some(Self { window, context: context.clone(), segments }), Offer::Segments { offset, sizes, gpu })
             }
             Err(why) => (None, Offer::Not(why)),
         }

@@ -1,6 +1,7 @@
 //! A window of another process, mapped here.
 
 use super::exchange::{Answer, Collected};
+use super::home;
 use crate::fabric::soft::gpu::{Found, Use};
 use crate::memory::registry::Extent;
 use oxygin_ffi::cuda::{Allocation, Context, Mapped};
@@ -17,8 +18,10 @@ pub struct Import {
     extent: Extent,
     /// See `Found::window`.
     key: u32,
-    /// The GPU that its memory is on.
+    /// The GPU that its memory is on, and whether kernels here may add to words of it where this process does not see
+    /// it.
     home: i32,
+    adds: bool,
     /// Operations that name it.
     pub uses: Arc<AtomicUsize>,
     /// The number of this rank's window that was registered together with it.
@@ -33,7 +36,7 @@ impl Import {
     /// Where it is for the peer, and its first byte here.
     pub fn whole(&self) -> (Extent, Found) {
         let used = Use::of(&self.uses);
-        (self.extent, Found { addr: self.at, window: self.key, home: self.home, used })
+        (self.extent, Found { addr: self.at, window: self.key, home: self.home, adds: self.adds, used })
     }
 
     /// Where `len` bytes are that the peer has at `addr`, if the window holds them.
@@ -63,13 +66,15 @@ pub struct Fetch {
     pub window: u32,
     /// Where it is for the peer.
     extent: Extent,
+    /// The PCI address of its GPU.
+    gpu: String,
     collected: Collected<Allocation>,
 }
 
 impl Fetch {
     /// Nothing is here yet.
-    pub fn new(rank: u32, window: u32, extent: Extent, offset: u64, sizes: Vec<u64>) -> Self {
-        Self { rank, window, extent, collected: Collected::new(offset, sizes) }
+    pub fn new(rank: u32, window: u32, extent: Extent, (offset, sizes): (u64, Vec<u64>), gpu: String) -> Self {
+        Self { rank, window, extent, gpu, collected: Collected::new(offset, sizes) }
     }
 
     /// The first segment that is missing.
@@ -91,10 +96,14 @@ impl Fetch {
         let _current = context.enter().map_err(said)?;
         let (parts, offset) = self.collected.complete().ok_or("something is missing")?;
         let mapping = Mapped::new(context.cuda(), &parts, context.device()).map_err(said)?;
-        let home = context.cuda().pointer(mapping.base()).map_err(said)?.device;
+        let named = context.cuda().pointer(mapping.base()).map_err(said)?.device;
+        let here = context.cuda().pci_address(context.device()).unwrap_or_default();
+        let home = home::of(named, &self.gpu, context.device(), &here);
+        let adds = home == home::UNSEEN && home::adds(&here, &self.gpu);
         Ok(Import {
             at: mapping.base() + offset,
             home,
+            adds,
             extent: self.extent,
             key,
             own,

@@ -12,6 +12,7 @@
 
 pub mod exchange;
 mod export;
+mod home;
 mod import;
 pub mod wire;
 
@@ -209,9 +210,9 @@ impl Share {
             match Offer::parse(message, remote.len).filter(|_| (number as usize) < WINDOW_BITS) {
                 None => self.tell(rank, "it sent a malformed offer"),
                 Some(Offer::Not(why)) => self.tell(rank, &why),
-                Some(Offer::Segments { offset, sizes }) => {
+                Some(Offer::Segments { offset, sizes, gpu }) => {
                     let extent = Extent { base: remote.base, len: remote.len };
-                    wanted.push(Fetch::new(rank, number, extent, offset, sizes));
+                    wanted.push(Fetch::new(rank, number, extent, (offset, sizes), gpu));
                 }
             }
         }

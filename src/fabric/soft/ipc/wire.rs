@@ -21,6 +21,9 @@ pub enum Offer {
         offset: u64,
         /// Their sizes, bytes.
         sizes: Vec<u64>,
+        /// The PCI address of their GPU; empty: the driver does not say. Processes number GPUs differently, and do not
+        /// see all of them.
+        gpu: String,
     },
     /// Not at all.
     Not(String),
@@ -31,11 +34,12 @@ impl Offer {
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::new();
         match self {
-            Self::Segments { offset, sizes } => {
+            Self::Segments { offset, sizes, gpu } => {
                 w.u8(SEGMENTS).u64(*offset).u32(sizes.len() as u32);
                 for &size in sizes {
                     w.u64(size);
                 }
+                w.bytes(cut(gpu));
             }
             Self::Not(why) => {
                 w.u8(NOT).bytes(cut(why));
@@ -54,7 +58,7 @@ impl Offer {
                     return None;
                 }
                 let sizes = (0..n).map(|_| r.u64()).collect::<Option<Vec<_>>>()?;
-                Self::Segments { offset, sizes }
+                Self::Segments { offset, sizes, gpu: printable(r.bytes()?) }
             }
             NOT => Self::Not(printable(r.bytes()?)),
             _ => return None,
@@ -62,7 +66,7 @@ impl Offer {
         r.end()?;
         let fits = |offset: u64, total: u64| len <= total && offset <= total - len;
         let ok = match &offer {
-            Self::Segments { offset, sizes } => {
+            Self::Segments { offset, sizes, .. } => {
                 sizes.iter().all(|&s| s > 0 && s < MAX_BYTES) && fits(*offset, sizes.iter().sum())
             }
             Self::Not(_) => true,
@@ -170,10 +174,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn segments(offset: u64, sizes: &[u64]) -> Offer {
+        Offer::Segments { offset, sizes: sizes.to_vec(), gpu: "0000:1b:00.0".into() }
+    }
+
     #[test]
     fn offers_round_trip_and_cuts_are_refused() {
-        let offers =
-            [Offer::Segments { offset: 4096, sizes: vec![1 << 21, 1 << 22] }, Offer::Not("no handle type".into())];
+        let offers = [segments(4096, &[1 << 21, 1 << 22]), Offer::Not("no handle type".into())];
         for offer in offers {
             let message = offer.encode();
             assert_eq!(Offer::parse(&message, 1 << 20), Some(offer));
@@ -185,9 +192,7 @@ mod tests {
 
     #[test]
     fn a_window_must_lie_inside_what_is_offered() {
-        let parse = |offset, sizes: &[u64], len| {
-            Offer::parse(&Offer::Segments { offset, sizes: sizes.to_vec() }.encode(), len).is_some()
-        };
+        let parse = |offset, sizes: &[u64], len| Offer::parse(&segments(offset, sizes).encode(), len).is_some();
         assert!(parse(100, &[100, 100], 100));
         assert!(!parse(101, &[100, 100], 100));
         assert!(!parse(0, &[100, 0], 100));

@@ -85,7 +85,8 @@ fn look_up(shared: &Progress, peer: u32, key: Key, uses: &mut Vec<Use>) -> Optio
         return None;
     }
     let (extent, first) = shared.share.whole(peer, key.number())?;
-    if !shared.engine.adds_at(first.home) {
+    let may_add = if first.home < 0 { first.adds } else { shared.engine.adds_at(first.home) };
+    if !may_add {
         return None;
     }
     uses.push(first.used);
