@@ -57,7 +57,8 @@ impl Bench {
             let is_there = |i: &usize| self.has_signalled(place, *i);
             let signalled = (q.done..q.entries.len()).rev().find(is_there).map_or(0, |i| i + 1);
             assert!(signalled <= rung, "{place}: a signal of what is not there");
-            let seen = signalled.max(q.arrived);
+            // Whoever waits for the index alone tells others: bytes are there behind that, too.
+            let seen = signalled.max(taken).max(q.arrived);
             (q.arrived..seen).for_each(|i| self.check_bytes(place, i, far, true));
             let mut done = signalled.saturating_sub(self.together(place));
             let mut refused = q.refused;

@@ -93,6 +93,32 @@ fn full_looks_are_held() {
     (0..8).for_each(|seed| serve_held_sends(PTX, seed));
 }
 
+/// Signals alone, a full look of them or several, and then nothing: those of the last look are in order behind the others.
+pub fn serve_held_signals(ptx: &str, seed: u64) {
+    let mut bench = wide(Slots::Descriptors, ptx, seed, None);
+    bench.launch(NEVER, NEVER);
+    bench.go();
+    let is_wanted = |e: &Entry| e.data.is_none() && e.signal.is_some_and(|s| !s.is_shared);
+    for _ in 0..12 {
+        let looks = 1 + bench.below(3);
+        for place in (0..looks * (8 >> bench.spread)).flat_map(|_| bench.places()).collect::<Vec<_>>() {
+            if bench.room(place) > 0 {
+                let q = bench.queues[place].as_mut().expect("a queue");
+                let entry = q.entry_of(&mut bench.gpu.random, is_wanted);
+                bench.post(vec![(place, entry)], 1);
+            }
+        }
+        bench.gpu.stand();
+        run_closely(&mut bench, |b| b.left() == 0);
+    }
+    end(bench);
+}
+
+#[test]
+fn signals_that_are_held_come_behind_others() {
+    (0..8).for_each(|seed| serve_held_signals(PTX, seed));
+}
+
 /// Short puts, the second look of which comes when the first one may be found: what it finds ahead is new to it.
 pub fn serve_held_new_slots(slots: Slots, ptx: &str, seed: u64) {
     let mut bench = wide(slots, ptx, seed, Some(0));

@@ -2,7 +2,8 @@
 
 use super::super::alike::serve_alike;
 use super::super::held::{
-    serve_held, serve_held_life, serve_held_new, serve_held_new_sends, serve_held_refused, serve_held_stopped,
+    serve_held, serve_held_life, serve_held_new, serve_held_new_sends, serve_held_refused, serve_held_signals,
+    serve_held_stopped,
 };
 use super::Fault;
 
@@ -60,7 +61,7 @@ pub const HELD: &[Fault] = &[
         "… as the next look has none",
         "    or.pred         %p3, adds, held_adds;\n",
         "    mov.pred        %p3, adds;\n",
-        serve_held,
+        serve_held_signals,
     ),
     ("how far it is stays as it was", HELD_NEXT, HELD_NEXT_LOST, serve_held),
     ("no index where all that was taken was held", "    or.pred         %p0, %p0, is_held;\n", "", serve_held),

@@ -18,7 +18,7 @@ pub const ORDER: &[Fault] = &[
         "    fence.acq_rel.gpu;\n    bra             signal_all;\nmoved_far:",
         serve_signalled,
     ),
-    ("signals before bytes, on another GPU", FAR, "moved_far:\n    mov.u32         unfenced, 1;\n", serve_signalled),
+    ("signals before bytes, on another GPU", FAR, "moved_far:\n", serve_signalled),
     ("… as this GPU alone sees them", FAR, FAR_AS_NEAR, serve_signalled),
     ("… of other threads", "moved_far:\n    bar.warp.sync   0xffffffff;\n", "moved_far:\n", serve_signalled),
     (
@@ -29,9 +29,9 @@ pub const ORDER: &[Fault] = &[
     ),
     ("… on another GPU, unless others were unfenced", "    or.pred         %p2, %p2, has_far;\n", "", serve_signalled),
     (
-        "signals before bytes of looks that had none",
-        "    or.pred         %p1, has_far, %p0;\n",
-        "    mov.pred        %p1, %p0;\n",
+        "bytes are told that another GPU does not see, as no signal of their look goes there",
+        "    and.pred        %p2, %p2, %p0;\n    or.pred         %p2, %p2, has_far;\n",
+        "    or.pred         %p2, %p2, has_far;\n    and.pred        %p2, %p2, %p0;\n",
         serve_later,
     ),
     ("all peers are on this GPU", "setp.ne.u32     is_far, t1, 0;", "setp.ne.u32     is_far, 0, 0;", serve_signalled),
@@ -47,7 +47,7 @@ pub const ORDER: &[Fault] = &[
         "setp.ne.u32     %p2, 0, 0;",
         serve_signals,
     ),
-    ("… as nobody knows of them", "    @%p1 mov.u32    unfenced, 1;\n", "", serve_signals),
+    ("… as nobody knows of them", SIGNALLED, "    and.pred        %p3, %p3, has_moved;", serve_signals),
     ("… behind a fence", FAR, FAR_FORGOTTEN, serve_signals),
     (
         "… of one queue of several",
@@ -115,11 +115,13 @@ const TELL: &str = "    bar.warp.sync   0xffffffff;\n    fence.acq_rel.gpu;\n   
 const NEAR: &str =
     "    bar.warp.sync   0xffffffff;\n    fence.acq_rel.gpu;\n    bra             signal_all;\nmoved_far:";
 const FAR: &str =
-    "moved_far:\n    bar.warp.sync   0xffffffff;\n    fence.acq_rel.sys;\n    mov.u32         unfenced, 1;\n";
+    "moved_far:\n    bar.warp.sync   0xffffffff;\n    fence.acq_rel.sys;\n    mov.u32         unfenced, 0;\n    \
+     @%p0 mov.u32    unfenced, 1;\n";
 const FAR_FORGOTTEN: &str =
     "moved_far:\n    bar.warp.sync   0xffffffff;\n    fence.acq_rel.sys;\n    mov.u32         unfenced, 0;\n";
 const FAR_AS_NEAR: &str =
     "moved_far:\n    bar.warp.sync   0xffffffff;\n    fence.acq_rel.gpu;\n    mov.u32         unfenced, 1;\n";
+const SIGNALLED: &str = "    @%p0 mov.u32    unfenced, 1;\n    and.pred        %p3, %p3, has_moved;";
 const VAIN: &str = "    fence.acq_rel.sys;\n    mov.u32         unfenced, 0;\nno_signals:";
 const ENDED: &str =
     "    fence.acq_rel.sys;\n    bar.sync        0;\n    @!watches bra   out;\n    fence.acq_rel.sys;\n";
