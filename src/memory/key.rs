@@ -31,6 +31,12 @@ impl Key {
         self.0 & Self::GPU != 0
     }
 
+    /// Whether it is a window in host memory, registered by whoever has the key.
+    #[inline(always)]
+    pub const fn is_in_host_memory(self) -> bool {
+        self.0 & (Self::GPU | Self::BEHIND | Self::OPEN) == 0
+    }
+
     /// Whether it is GPU memory that every GPU of its process may load from and store to.
     #[inline(always)]
     pub const fn is_open(self) -> bool {
@@ -78,6 +84,8 @@ mod tests {
         assert!(host.behind(true).is_behind() && !host.behind(false).is_behind());
         assert_eq!(host.behind(true).signalled(), host);
         assert_ne!(Key::of_import(7), host);
+        let of_others = [Key::of_import(7), Key::gpu(7, false), Key::gpu(7, true), host.behind(true)];
+        assert!(host.is_in_host_memory() && !of_others.iter().any(|key| key.is_in_host_memory()));
         assert!(!Key::of_import(u32::MAX).is_on_gpu());
     }
 }

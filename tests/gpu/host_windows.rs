@@ -2,7 +2,10 @@
 
 use crate::harness::*;
 use crate::support::common::*;
-use std::time::Duration;
+use nccl_plugin_api::{NcclResult, PTR_CUDA};
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::time::{Duration, Instant};
 
 /// More than the staging memory takes: the rest waits for room there.
 const BYTES: usize = 12 << 20;
@@ -30,8 +33,8 @@ fn count(window: &Window, value: u64) -> usize {
     (0..WORDS).filter(|&i| unsafe { window.words.as_ptr().add(i).read_volatile() } == value).count()
 }
 
-/// A transfer is partly under way when the window is deregistered. What has begun ends before that returns; from then on
-/// nobody reads or writes there, and the rest of it fails.
+/// A transfer is partly under way when the window is deregistered. What has begun ends before that returns; from then
+/// on nobody reads or writes there, and the rest of it fails.
 #[test]
 fn what_is_deregistered_is_left_alone() {
     for how in ["kernel=0", ""] {
@@ -81,54 +84,81 @@ fn what_is_deregistered_is_left_alone() {
     }
 }
 
-/// One that the engine has had nothing to do with is not waited for, and a new one with its number is as good as ever.
+/// NCCL names memory of one host allocation of the driver's as a GPU's to an RMA table.
+#[test]
+fn host_memory_of_the_driver_is_a_window_whatever_it_is_called() {
+    let fake = Fake::take();
+    job(1, 1, |r| {
+        let _context = fake.enter(0);
+        let gpu = fake.window(r, 0, 8, 0);
+        let words: &'static mut [u64] = Box::leak(vec![BEFORE; 8].into());
+        let mut handle = null_mut();
+        for (known, code) in [(0, NcclResult::INVALID_ARGUMENT), (words.as_ptr() as u64, NcclResult::SUCCESS)] {
+            fake.know_host(known);
+            let at: *mut c_void = words.as_mut_ptr().cast();
+            // SAFETY: the words stay.
+            assert_eq!(unsafe { T.reg_mr_sym.unwrap()(r.coll, at, 64, PTR_CUDA, 0, &mut handle) }, code);
+        }
+        let mut request = null_mut();
+        // SAFETY: windows that are registered; the place is a local.
+        ok(unsafe { T.iput.unwrap()(r.ctx, 0, 0, handle, 64, 0, gpu.as_window().handle, 0, 0, &mut request) });
+        r.wait(request);
+        assert!((0..8).all(|i| gpu.get(i) == BEFORE));
+        // SAFETY: plain call.
+        ok(unsafe { T.dereg_mr_sym.unwrap()(r.coll, handle) });
+        fake.know_host(0);
+    });
+    fake.check();
+}
+
+/// One that the engine has had nothing to do with is not waited for, and operations that name none of this rank's are
+/// nobody's, whichever number it has; a new one with a number that was used before is as good as ever.
 #[test]
 fn another_window_goes_at_once_and_its_number_is_used_again() {
+    const SIGNALS: u64 = 40;
     let fake = Fake::take();
     fake.set_issue("kernel=0");
     job(2, 2, |r| {
         let _context = fake.enter(0);
-        let [host, other] = [(); 2].map(|()| r.window(WORDS, 0));
+        // The first one has number 0.
+        let [other, host] = [(); 2].map(|()| r.window(WORDS, 0));
         let gpu = fake.window(r, 0, WORDS, 0);
+        let sig = fake.signals(r, 0, 1, NEVER_RESET);
         fill(&host, BEFORE);
         r.job.barrier.wait();
-        let request = (r.rank == 0).then(|| {
-            r.wait(r.put(0, (&other, 0), 8, (&host, 0), 0, None));
+        let mut requests = Vec::new();
+        if r.rank == 0 {
+            r.wait(r.put(0, (&host, 0), 8, (gpu.as_window(), 0), 1, None));
             fake.hold(4096);
-            let request = r.put(0, (&host, 0), BYTES, (gpu.as_window(), 0), 1, None);
+            requests.push(r.put(0, (&host, 0), BYTES, (gpu.as_window(), 0), 1, None));
             while !fake.is_holding() {
-                assert!(!test(r, request));
+                assert!(!test(r, requests[0]));
             }
-            request
-        });
+            let ring = || r.put(1, (&host, 0), 0, (gpu.as_window(), 0), 1, Some((sig.as_window(), 0, 1)));
+            requests.extend((0..SIGNALS).map(|_| ring()));
+        }
         r.job.barrier.wait();
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         r.dereg(&other);
         assert!(begun.elapsed() < Duration::from_secs(2), "it was waited for");
         r.job.barrier.wait();
-        if let Some(request) = request {
+        if r.rank == 0 {
             fake.hold(0);
-            r.wait(request);
+            requests.into_iter().for_each(|request| r.wait(request));
+        } else {
+            sig.wait(r, 0, SIGNALS);
         }
-        // Windows are numbered anew from the lowest that is free.
-        let again = r.window(WORDS, 0);
-        fill(&again, AFTER);
-        r.job.barrier.wait();
-        if r.rank == 0 {
-            for context in [0, 1] {
-                r.wait(r.put(context, (&again, 0), BYTES, (gpu.as_window(), 0), 1, None));
+        // Numbers rest for a while before they are used again.
+        for n in 0..150 {
+            let again = r.window(8, 0);
+            r.job.barrier.wait();
+            if r.rank == 0 {
+                r.wait(r.put(n % 2, (&again, 0), 64, (gpu.as_window(), 0), 1, None));
+                r.wait(r.get(n % 2, (gpu.as_window(), 64), 64, (&again, 0), 1));
+                assert!(again.words.iter().all(|&word| word == BEFORE), "window {n}");
             }
-        }
-        r.job.barrier.wait();
-        assert_eq!((0..WORDS).filter(|&i| gpu.get(i) == AFTER).count(), if r.rank == 1 { WORDS } else { 0 });
-        r.job.barrier.wait();
-        r.dereg(&again);
-        r.job.barrier.wait();
-        let again = r.window(WORDS, 0);
-        r.job.barrier.wait();
-        if r.rank == 0 {
-            r.wait(r.get(1, (gpu.as_window(), 0), BYTES, (&again, 0), 1));
-            assert_eq!(count(&again, AFTER), WORDS);
+            r.job.barrier.wait();
+            r.dereg(&again);
         }
         r.job.barrier.wait();
     });

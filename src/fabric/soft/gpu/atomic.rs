@@ -5,7 +5,7 @@
 //! plain addition where the driver can add: RDMA devices without PCIe atomics promise as much (`Atomicity::Fabric`).
 
 use super::batch::{gone, BatchKind, BatchStep, NextSubmission};
-use super::op::{CallerWindow, Op, Owner, TransferEnd};
+use super::op::{Op, Owner, TransferEnd};
 use super::state::EngineState;
 use crate::error::{Error, Result};
 use crate::fabric::soft::atomic::change;
@@ -98,6 +98,11 @@ impl NextSubmission {
         }
         let &AtomicStep { change: what, width, key, addr, .. } = fetch;
         let bytes = width.bytes();
+        if let To::Caller(side) = &fetch.to {
+            if !s.windows.has_caller(op.window, side.addr(), bytes) {
+                return Err(gone(op.window.map_or(0, |w| w.key), side.addr(), bytes));
+            }
+        }
         if !Key(key).is_on_gpu() {
             // The CPU changes it, once the GPU has done what comes before.
             if self.has_work() || !s.small.is_empty() {
@@ -109,7 +114,7 @@ impl NextSubmission {
             // SAFETY: an aligned word inside a window that is held.
             let old = unsafe { change(at.ok_or_else(|| gone(key, addr, bytes))?, &what, width) };
             drop(held);
-            self.deliver(s, op.window, fetch, place, old);
+            self.deliver(s, fetch, place, old);
             return Ok(BatchStep::Done);
         }
         if !s.windows.holds(key, addr, bytes) || addr % bytes != 0 {
@@ -147,7 +152,7 @@ impl NextSubmission {
             let at = if known.is_some() { word } else { addr };
             self.push_op(op, store, at, BatchKind::Data);
         }
-        self.deliver(s, op.window, fetch, place, old);
+        self.deliver(s, fetch, place, old);
         Ok(BatchStep::Done)
     }
 
@@ -184,19 +189,10 @@ impl NextSubmission {
         }
     }
 
-    /// `window`: of the caller's word, which gets nothing once that is gone.
-    fn deliver(
-        &mut self,
-        s: &EngineState,
-        window: Option<CallerWindow>,
-        fetch: &AtomicStep,
-        place: Option<u64>,
-        old: u64,
-    ) {
+    fn deliver(&mut self, s: &EngineState, fetch: &AtomicStep, place: Option<u64>, old: u64) {
         let bytes = fetch.width.bytes() as usize;
         match (&fetch.to, place, &s.device) {
             (To::Nowhere, ..) => {}
-            (To::Caller(side), ..) if !s.windows.has_caller(window, side.addr(), bytes as u64) => {}
             (To::Cell(cell), ..) => cell.set(old),
             (To::Caller(side), Some(offset), Some(device)) => {
                 let at = device.staging_host(offset);

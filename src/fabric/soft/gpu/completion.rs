@@ -61,7 +61,7 @@ pub unsafe fn deliver(device: &Device, windows: &Windows, registry: &Registry, b
     let held;
     // A window that is gone gets nothing.
     let to = match bytes.to {
-        TransferEnd::Caller { addr, .. } if windows.has_caller(bytes.window, addr, bytes.len) => addr as *mut u8,
+        TransferEnd::Caller { addr, .. } if windows.may_deliver(bytes.window) => addr as *mut u8,
         TransferEnd::Caller { .. } => return,
         TransferEnd::Window { key, addr } => {
             held = registry.hold();

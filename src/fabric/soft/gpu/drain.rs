@@ -116,6 +116,7 @@ impl Engine {
         let has_passed = self.pass(Instant::now() + within);
         // What the copy kernel left undone waits again.
         refuse();
+        self.state.lock().windows.leave_caller(rank, id);
         has_passed
     }
 

@@ -48,6 +48,7 @@ mod state;
 mod stats;
 mod visitors;
 mod watch;
+mod window_set;
 mod windows;
 
 pub use app::AppThread;

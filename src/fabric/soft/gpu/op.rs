@@ -199,9 +199,11 @@ impl Op {
     }
 
     /// The same, where the caller's end is in the window with this key of `rank`, whose GPU windows are on `home`.
+    /// Without bytes there is no such end: signals have no key.
     #[inline]
     fn of_caller(self, rank: u32, home: Option<i32>, key: u32) -> Self {
-        Self { window: Some(CallerWindow { rank, key }), home, is_open: Key(key).is_open(), ..self }
+        let window = (self.len > 0).then_some(CallerWindow { rank, key });
+        Self { window, home, is_open: Key(key).is_open(), ..self }
     }
 
     /// Whether the stream, where it carries it out, stores what a word holds behind an addition.

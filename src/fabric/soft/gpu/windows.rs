@@ -1,6 +1,7 @@
 //! This rank's GPU windows, the values of their signals, and which windows of operations' callers are gone.
 
 use super::op::{CallerWindow, Op};
+use super::window_set::WindowSet;
 use crate::memory::gpu::SignalRules;
 use crate::memory::key::Key;
 use crate::memory::registry::Extent;
@@ -45,11 +46,14 @@ impl GpuWindow {
 pub struct Windows {
     rank: u32,
     by_number: Table<GpuWindow>,
-    /// Windows that are gone, as rank and number, of other ranks of this process and this rank's own in host memory:
-    /// nobody touches what lies there.
-    withdrawn: Vec<(u32, u32)>,
-    /// Windows in host memory that operations have come from, the last one last.
-    host_callers: Vec<(u32, u32)>,
+    /// Windows that are gone, of other ranks of this process and this rank's own in host memory: nothing that touches
+    /// what lies there begins.
+    withdrawn: WindowSet,
+    /// Those of them that are waited for no longer: nothing that has begun touches it either.
+    left: WindowSet,
+    /// Windows in host memory that operations have come from, and the last one.
+    host_callers: WindowSet,
+    last_caller: Option<CallerWindow>,
     /// Kernels may reset the signal that was added to last.
     last_may_be_reset: bool,
 }
@@ -57,13 +61,9 @@ pub struct Windows {
 impl Windows {
     /// Of `rank`, which has none yet.
     pub fn of(rank: u32) -> Self {
-        Self {
-            rank,
-            by_number: Table::default(),
-            withdrawn: Vec::new(),
-            host_callers: Vec::new(),
-            last_may_be_reset: false,
-        }
+        let (withdrawn, left, host_callers) = Default::default();
+        let by_number = Table::default();
+        Self { rank, by_number, withdrawn, left, host_callers, last_caller: None, last_may_be_reset: false }
     }
 
     /// Adds one.
@@ -87,53 +87,59 @@ impl Windows {
     }
 
     /// Whether `len` bytes at `addr`, the end of an operation that is its caller's and in this window, may be touched:
-    /// not once the window is gone, whose memory may be, too. Of the windows of other ranks of this process, and of those
+    /// not once the window is gone, whose memory may be, too. Of windows of other ranks of this process, and of those
     /// in host memory, only that is known.
+    #[inline]
     pub fn has_caller(&self, window: Option<CallerWindow>, addr: u64, len: u64) -> bool {
         window.is_none_or(|w| match w.rank == self.rank && Key(w.key).is_on_gpu() {
             true => self.holds(w.key, addr, len),
-            false => self.withdrawn.is_empty() || !self.withdrawn.contains(&(w.rank, Key(w.key).number())),
+            false => !self.withdrawn.contains(w.rank, Key(w.key).number()),
         })
+    }
+
+    /// Whether bytes that are on their way to host memory in this window may go there: who deregisters it waits for
+    /// them.
+    pub fn may_deliver(&self, window: Option<CallerWindow>) -> bool {
+        window.is_none_or(|w| !self.left.contains(w.rank, w.key))
     }
 
     /// Operations come.
     #[inline]
     pub fn note_callers<'a>(&mut self, ops: impl Iterator<Item = &'a Op>) {
-        for window in ops.filter_map(|op| op.window).filter(|w| !Key(w.key).is_on_gpu()) {
-            let caller = (window.rank, window.key);
-            if self.host_callers.last() != Some(&caller) {
-                self.note_host_caller(caller);
+        for window in ops.filter_map(|op| op.window).filter(|w| Key(w.key).is_in_host_memory()) {
+            if self.last_caller != Some(window) {
+                self.last_caller = Some(window);
+                self.host_callers.insert(window.rank, window.key);
             }
         }
     }
 
-    #[cold]
-    fn note_host_caller(&mut self, caller: (u32, u32)) {
-        self.host_callers.retain(|&other| other != caller);
-        self.host_callers.push(caller);
-    }
-
     /// Whether operations have come from window `id` of `rank`, in host memory.
     pub fn is_host_caller(&self, rank: u32, id: u32) -> bool {
-        self.host_callers.contains(&(rank, id))
+        self.host_callers.contains(rank, id)
     }
 
-    /// Window `id` of another rank of this process is gone, or one of this rank's in host memory.
+    /// Window `id` of another rank of this process is gone, or one of this rank's in host memory: nothing begins there.
     pub fn withdraw_caller(&mut self, rank: u32, id: u32) {
-        self.admit_caller(rank, id);
-        self.withdrawn.push((rank, id));
+        self.withdrawn.insert(rank, id);
+        self.host_callers.remove(rank, id);
+        self.last_caller = None;
+    }
+
+    /// It is waited for no longer.
+    pub fn leave_caller(&mut self, rank: u32, id: u32) {
+        self.left.insert(rank, id);
     }
 
     /// Another one has its number.
     pub fn admit_caller(&mut self, rank: u32, id: u32) {
-        self.withdrawn.retain(|&gone| gone != (rank, id));
-        self.host_callers.retain(|&caller| caller != (rank, id));
+        [&mut self.withdrawn, &mut self.left, &mut self.host_callers].into_iter().for_each(|set| set.remove(rank, id));
+        self.last_caller = None;
     }
 
     /// Whether the caller's end of an operation is in window `id` of `rank`.
     pub fn is_from(op: &Op, rank: u32, id: u32) -> bool {
-        let is_it = |w: CallerWindow| w.rank == rank && Key(w.key).number() == id;
-        op.window.is_some_and(is_it)
+        op.window.is_some_and(|w: CallerWindow| w.rank == rank && Key(w.key).number() == id)
     }
 
     /// Others have added to signals: the values of none are known here any more.

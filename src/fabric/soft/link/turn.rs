@@ -152,6 +152,12 @@ impl Link {
         }
         let result = match self.route.way() {
             RouteKind::Gpu => {
+                // The engine is told of windows that go from here on: one that has gone since this was posted is not
+                // known to it.
+                let left = task.work.len() - task.done;
+                if let Err(error) = local::check(&shared.registry.hold(), &task.work, task.done, left) {
+                    return (queue, Err(error));
+                }
                 let begun = std::iter::once((task.seq, &task.work, task.done));
                 self.route.engine().inspect(|engine| self.submit(shared, engine, lane, None, begun));
                 Ok(Step::HandedOver)
