@@ -10,7 +10,8 @@ const BEATS: u32 = 8;
 const APART: Duration = Duration::from_millis(250);
 /// So many more are waited for: its last one may be nearly as much older than the moment when it was stopped.
 const MORE: u32 = 2;
-/// How much longer a silence must last, or an answer stay out, once that was noticed: who was stopped itself finds what came meanwhile.
+/// How much longer a silence must last, or an answer stay out, once that was noticed: who was stopped itself finds what
+/// came meanwhile.
 pub const DOUBT: Duration = Duration::from_millis(50);
 
 /// When rank 0 beats.

@@ -120,13 +120,14 @@ pub(super) struct DriveStep<'a> {
 /// Connections that a call's step leaves to its next one: rank 0's, by rank, or another rank's.
 #[derive(Default)]
 pub(super) struct Standing {
-    root: Vec<(KeptConnection, Private<TcpStream>)>,
+    /// Without one where it has broken.
+    root: Vec<(KeptConnection, Option<Private<TcpStream>>)>,
     visitor: Option<Private<TcpStream>>,
 }
 
 impl Drop for Standing {
     fn drop(&mut self) {
-        self.root.iter().for_each(|(_, socket)| drain(socket));
+        self.root.iter().filter_map(|(_, socket)| socket.as_ref()).for_each(|socket| drain(socket));
     }
 }
 

@@ -44,7 +44,7 @@ struct Root<'a> {
     /// Accept nothing before then.
     shortage: Option<Instant>,
     /// For the call's next step.
-    kept: &'a mut Vec<(KeptConnection, Private<TcpStream>)>,
+    kept: &'a mut Vec<(KeptConnection, Option<Private<TcpStream>>)>,
 }
 
 /// Runs rank 0's side to its end.
@@ -64,11 +64,11 @@ pub fn gather(
 }
 
 impl<'a> Root<'a> {
-    /// With nobody there yet but those whose connections are `kept`.
+    /// With nobody there yet but those whose connections are `kept`; of those who have gone there is none.
     fn new(
         gather: &'a mut Gather,
         listener: &'a Listener,
-        kept: &'a mut Vec<(KeptConnection, Private<TcpStream>)>,
+        kept: &'a mut Vec<(KeptConnection, Option<Private<TcpStream>>)>,
     ) -> nix::Result<Self> {
         Ok(Self {
             gather,
@@ -86,8 +86,13 @@ impl<'a> Root<'a> {
 
     fn run(&mut self, step: &DriveStep<'_>) -> nix::Result<gather::Outcome> {
         for (who, socket) in std::mem::take(self.kept) {
-            let conn = self.watch_link(socket)?;
-            self.gather.kept(conn, who);
+            match socket {
+                Some(socket) => {
+                    let conn = self.watch_link(socket)?;
+                    self.gather.kept(conn, who);
+                }
+                None => self.gather.gone(who.rank, Instant::now()),
+            }
         }
         let mut events = [EpollEvent::empty(); EVENTS];
         loop {
@@ -220,10 +225,10 @@ impl<'a> Root<'a> {
                     self.flush(conn, now);
                 }
                 RootAction::Keep(conn, who) => {
-                    if let Some(link) = self.links.remove(&conn) {
-                        let _ = self.epoll.delete(&link.socket); // with its descriptor at the latest
-                        self.kept.push((who, link.socket));
-                    }
+                    let socket = self.links.remove(&conn).map(|link| link.socket);
+                    // With its descriptor at the latest.
+                    socket.iter().for_each(|socket| _ = self.epoll.delete(socket));
+                    self.kept.push((who, socket));
                 }
                 RootAction::Close(conn) => {
                     if let Some(link) = self.links.remove(&conn) {

@@ -51,8 +51,9 @@ pub enum RootAction {
     },
     /// Close; nothing of this connection is to be reported any more.
     Close(Conn),
-    /// The rank has its answer. Nothing of this connection is to be reported any more in this step; if the call goes
-    /// on, it is where the rank brings its next request ([`Gather::kept`]).
+    /// The rank has its answer, or went before it had. Nothing of this connection is to be reported any more in this
+    /// step; if the call goes on, it is where the rank brings its next request ([`Gather::kept`]), or nobody does
+    /// ([`Gather::gone`]).
     Keep(Conn, KeptConnection),
 }
 
@@ -194,6 +195,11 @@ impl Gather {
         }
     }
 
+    /// A rank had gone when the step before ended, in the same call.
+    pub fn gone(&mut self, rank: u32, now: Instant) {
+        self.lost(rank, "went away between two steps", now);
+    }
+
     /// A connection is still there from the step before, in the same call.
     pub fn kept(&mut self, conn: Conn, who: KeptConnection) {
         self.links.insert(conn, Link { peer: who.peer, bytes: Vec::new(), stage: Stage::KeptConnection(who.rank) });
@@ -238,9 +244,10 @@ impl Gather {
             Stage::Waiting { rank, .. } => self.lost(rank, "went away before all ranks came", now),
             Stage::Answering { tells } => {
                 self.told.extend(tells);
-                if let (Phase::Answering { outcome, .. }, Some(rank)) = (&mut self.phase, tells) {
-                    let sentence = format!("{}: {} went away before its answer", self.name, self.job.rank(rank));
-                    *outcome = Err(Failure { code: NcclResult::REMOTE_ERROR.0, sentence });
+                // Others know already that all ranks came: the step has ended well for them, and does so here. The next
+                // one fails, for all.
+                if let (Phase::Answering { .. }, Some(rank)) = (&self.phase, tells) {
+                    self.actions.push_back(RootAction::Keep(conn, KeptConnection { rank, peer: link.peer }));
                 }
             }
         }

@@ -431,3 +431,35 @@ fn a_connection_from_the_step_before_brings_the_next_request_or_the_news_that_it
     let sentence = gather.outcome(now).unwrap().as_ref().unwrap_err().sentence.clone();
     assert!(sentence.starts_with("connect: rank 1 (10.0.0.1:4711) went away between two steps"), "{sentence}");
 }
+
+/// Others know by then that all came, and go on: the step has ended well for rank 0, too, and the next one fails for
+/// all.
+#[test]
+fn a_rank_that_dies_while_it_is_answered_fails_the_next_step() {
+    let job = Net::new(10.0, 1, all(3, &[])).jobs[0].clone();
+    let now = Instant::now();
+    let begin = |step| Gather::new(job.clone(), step, "connect", request(step, "connect", 0, 3), None, now);
+    let mut gather = begin(1);
+    for (conn, rank) in [(7, 1), (8, 2)] {
+        gather.accepted(conn, ([10, 0, 0, rank as u8], 9).into(), now);
+        gather.received(conn, &request(1, "connect", rank, 3), now);
+    }
+    gather.tick(now);
+    (0..2).for_each(|_| assert!(matches!(gather.next_action(), Some(RootAction::Send { .. }))));
+    gather.sent(7);
+    assert!(matches!(gather.next_action(), Some(RootAction::Keep(7, KeptConnection { rank: 1, .. }))));
+    gather.closed(8, now);
+    assert!(matches!(gather.next_action(), Some(RootAction::Keep(8, KeptConnection { rank: 2, .. }))));
+    gather.tick(now);
+    assert!(gather.outcome(now).unwrap().is_ok());
+    let mut gather = begin(2);
+    gather.kept(7, KeptConnection { rank: 1, peer: ([10, 0, 0, 1], 9).into() });
+    gather.gone(2, now);
+    gather.received(7, &request(2, "connect", 1, 3), now);
+    gather.tick(now);
+    assert!(matches!(gather.next_action(), Some(RootAction::Send { conn: 7, .. })));
+    gather.sent(7);
+    gather.tick(now);
+    let sentence = gather.outcome(now).unwrap().as_ref().unwrap_err().sentence.clone();
+    assert!(sentence.starts_with("connect: rank 2 (10.0.0.2:4711) went away between two steps"), "{sentence}");
+}
