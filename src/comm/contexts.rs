@@ -244,11 +244,11 @@ impl Contexts {
         })
     }
 
-    /// Starts a flush of gets from `peer`, into a window with this local key among others, and waits for room where
-    /// there is none; `None`: there is nothing to wait for. The set [`Contexts::has`] both.
-    pub fn flush(&self, context: u32, peer: u32, into: u32) -> Result<Option<Seq>> {
+    /// Starts a flush of gets from `peer`, into a window with this local key among others, if one is named, and waits
+    /// for room where there is none; `None`: there is nothing to wait for. The set [`Contexts::has`] both.
+    pub fn flush(&self, context: u32, peer: u32, into: Option<u32>) -> Result<Option<Seq>> {
         let open = || self.check_open();
-        on_queues!(&self.queues, q => self.backpressure.flush(&q[context as usize], peer, Some(into), open))
+        on_queues!(&self.queues, q => self.backpressure.flush(&q[context as usize], peer, into, open))
     }
 
     /// Whether the operation is locally complete; makes progress when not.

@@ -59,8 +59,10 @@ pub fn has_driver() -> bool {
     Cuda::load().is_ok()
 }
 
-/// Looks at `len` bytes at `base` that the caller says are GPU memory.
-pub fn inspect(base: u64, len: u64, never_reset: bool) -> Result<GpuMemory> {
+/// Looks at `len` bytes at `base` that the caller says are GPU memory. `None`: they are host memory of the driver's.
+/// NCCL registers windows of such memory (`CU_MEM_LOCATION_TYPE_HOST_NUMA`, one allocation) with an RMA table as type 2,
+/// and with a GIN table as type 1 (2.30.7: `src/rma/rma_proxy.cc`, `src/dev_runtime.cc`).
+pub fn inspect(base: u64, len: u64, never_reset: bool) -> Result<Option<GpuMemory>> {
     let what = "regMrSym of GPU memory";
     let cuda = Cuda::load().map_err(|missing| Error::usage(format!("type = 2 (CUDA): {missing}")))?;
     cuda.init().map_err(|e| cuda_error(what, &e))?;
@@ -70,6 +72,9 @@ pub fn inspect(base: u64, len: u64, never_reset: bool) -> Result<GpuMemory> {
             "data = {base:#x} ({len} bytes) is managed memory, which moves between CPU and GPU by itself and cannot be \
              a window; allocate it with ncclMemAlloc or cuMemCreate"
         )));
+    }
+    if pointer.is_host {
+        return Ok(None);
     }
     if !pointer.is_device {
         return Err(Error::argument(format!(
@@ -82,5 +87,5 @@ pub fn inspect(base: u64, len: u64, never_reset: bool) -> Result<GpuMemory> {
     let is_open = ends.iter().all(|&at| cuda.is_open_to_all(at, pointer.device));
     let is_virtual = ends.iter().all(|&at| Allocation::at(&cuda, at).is_ok());
     let signals = SignalRules::of_tables(never_reset);
-    Ok(GpuMemory { context: Arc::new(context), signals, is_open, is_virtual, is_shared: true })
+    Ok(Some(GpuMemory { context: Arc::new(context), signals, is_open, is_virtual, is_shared: true }))
 }

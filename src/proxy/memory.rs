@@ -9,7 +9,7 @@ use crate::memory::gpu::{self, cuda_error, GpuMemory};
 use crate::proxy::spares::{SharedMemory, SharedUser};
 use crate::sys::pages::Pages;
 use crate::sys::sync::Mutex;
-use oxygin_ffi::cuda::{Allocation, Context, Copies, Cuda, CudaError, Mapped, Stream};
+use oxygin_ffi::cuda::{Allocation, Context, Copies, Cuda, CudaError, Managed, Mapped, Stream};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -24,6 +24,16 @@ const PIECE_BYTES: usize = 1 << 20;
 
 /// This process has made its first managed memory in time.
 static HAS_MANAGED: AtomicBool = AtomicBool::new(false);
+/// The GPUs on which [`Memory::make_first_managed`] has been called.
+static MADE_ON: Mutex<Vec<i32>> = Mutex::new(Vec::new());
+
+/// The calling thread's; `None`: it has none, or there is no driver.
+fn current_context() -> std::result::Result<Option<Context>, CudaError> {
+    match Cuda::load() {
+        Ok(cuda) if cuda.init().is_ok() => Cuda::current_context(&cuda),
+        _ => Ok(None),
+    }
+}
 
 /// A range that both sides see.
 #[derive(Clone, Copy, Debug)]
@@ -67,14 +77,8 @@ pub struct Memory {
 impl Memory {
     /// None yet. The calling thread's CUDA context, if it has one, is used for all that follows.
     pub fn here() -> Result<Self> {
-        let context = match Cuda::load() {
-            Err(_) => None,
-            Ok(cuda) => match cuda.init() {
-                Err(_) => None,
-                Ok(()) => Cuda::current_context(&cuda).map_err(|e| cuda_error("createContext", &e))?.map(Arc::new),
-            },
-        };
-        Ok(Self::of(context))
+        let context = current_context().map_err(|e| cuda_error("createContext", &e))?;
+        Ok(Self::of(context.map(Arc::new)))
     }
 
     /// Makes managed memory in the calling thread's CUDA context, if it has one, and gives it back, for a process that
@@ -82,11 +86,21 @@ impl Memory {
     /// without this library as well, once a process had made its first managed memory behind NCCL's communicator, freed
     /// or not; and nothing more where it had done so before (docs/gpu/places.md has the figures). So `init` of a table,
     /// which NCCL calls early in making a communicator, is the time for it, and where that has made none there is none
-    /// later ([`Memory::may_be_managed`]). May wait for kernels. What fails is no loss: queues are in pinned memory
-    /// then.
+    /// later ([`Memory::may_be_managed`]). May wait for kernels: once on each GPU, as kernels of communicators that are
+    /// there may wait for the one that is being made. What fails is no loss: queues are in pinned memory then.
     pub fn make_first_managed() {
-        let made = Self::here().and_then(|mut memory| memory.queues(1, true));
-        HAS_MANAGED.fetch_or(made.is_ok_and(|block| block.is_managed), Ordering::Relaxed);
+        let Ok(Some(context)) = current_context() else { return };
+        let (gpu, mut made_on) = (context.device(), MADE_ON.lock());
+        if made_on.contains(&gpu) {
+            return;
+        }
+        let made = Managed::alloc(context.cuda(), gpu, 1);
+        if made.is_ok() {
+            made_on.push(gpu);
+            HAS_MANAGED.store(true, Ordering::Relaxed);
+        }
+        drop(made_on);
+        drop(made);
     }
 
     /// Whether [`Memory::make_first_managed`] has made some in this process.
@@ -136,7 +150,10 @@ impl Memory {
 
     /// What [`gpu::inspect`] finds of device code's own memory; `None` where that is host memory.
     pub fn inspect(&self, base: u64, len: u64, never_reset: bool) -> Result<Option<GpuMemory>> {
-        self.is_on_gpu().then(|| gpu::inspect(base, len, never_reset)).transpose()
+        if self.is_on_gpu() {
+            return gpu::inspect(base, len, never_reset);
+        }
+        Ok(None)
     }
 
     /// Zeroed memory that the CPU and device code use, on pages of its own: pinned, where there is a GPU.

@@ -57,8 +57,10 @@ pub unsafe fn flush(set: &Contexts, context: i32, mhandle: *mut c_void, rank: u3
     target.check(context, rank)?;
     // SAFETY: passed on.
     let into = match unsafe { Live(set.coll).local(mhandle) } {
-        Some(window) => window.lkey,
-        None => target.window("mhandle", mhandle)?.lkey(),
+        Some(window) => Some(window.lkey),
+        // NCCL's proxy names the window of the context's signals, and there is none where the program asked for none.
+        None if mhandle.is_null() => None,
+        None => Some(target.window("mhandle", mhandle)?.lkey()),
     };
     let seq = set.flush(context as u32, rank, into)?;
     Ok(seq.map_or(std::ptr::null_mut(), |seq| set.request(context as u32, rank, seq)))

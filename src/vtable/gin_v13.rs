@@ -146,7 +146,7 @@ pub(super) const TABLE: GinV13 = GinV13 {
     test: Some(data::test),
     gin_progress: Some(setup::progress),
     query_last_error: Some(setup::query_last_error_any),
-    finalize: Some(setup::finalize),
+    finalize: Some(setup::finalize_any),
 };
 
 /// The table.

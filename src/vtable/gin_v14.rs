@@ -76,5 +76,5 @@ pub static ncclGinPlugin_v14: GinV14 = GinV14 {
     close_listen: Some(setup::close_listen),
     gin_progress: Some(setup::progress),
     query_last_error: Some(setup::query_last_error),
-    finalize: Some(setup::finalize),
+    finalize: Some(setup::finalize_any),
 };

@@ -53,7 +53,9 @@ fn say(kind: c_int, why: &str) {
 fn device_type(is_v14: bool) -> Option<c_int> {
     let config = Config::from_env();
     let (owner, why) = owner(&config, is_v14);
-    if let (QueueOwner::Plugin, Some(kind)) = (owner, config.gin_type.filter(|kind| *kind != DEVICE_GIN_GDAKI)) {
+    // Older NCCLs compare it with nothing.
+    let gin_type = config.gin_type.filter(|kind| is_v14 && *kind != DEVICE_GIN_GDAKI);
+    if let (QueueOwner::Plugin, Some(kind)) = (owner, gin_type) {
         log::warn!(
             "{why} has no effect: NCCL_GIN_TYPE={kind} has NCCL skip this plugin, whose type is 3 then; unset \
              NCCL_GIN_TYPE"

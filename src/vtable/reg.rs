@@ -48,7 +48,7 @@ fn checked(a: &RegArgs) -> Result<WindowSpec> {
     let gpu = match a.ptr_type {
         PTR_CUDA => {
             let never_reset = a.mr_flags & MR_FLAG_SIGNALS_NEVER_RESET != 0;
-            Some(gpu::inspect(a.data as u64, a.size as u64, never_reset)?)
+            gpu::inspect(a.data as u64, a.size as u64, never_reset)?
         }
         _ => None,
     };

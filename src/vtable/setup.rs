@@ -347,7 +347,9 @@ pub unsafe extern "C" fn finalize(ctx: *mut c_void) -> NcclResult {
     })
 }
 
-/// `finalize` beside [`listen_any`]: a context that is not oxygin's is none of its business.
+/// `finalize` of GIN tables: a context that is not oxygin's is none of its business (see [`listen_any`]), and one that
+/// has ended already is no error. NCCL 2.30.7 finalizes the context of a plugin that it has skipped at once, and once
+/// more with the communicator, whose end an error would cut short.
 ///
 /// # Safety
 /// As `FinalizeFn`, but any `ctx`.
@@ -356,7 +358,7 @@ pub unsafe extern "C" fn finalize_any(ctx: *mut c_void) -> NcclResult {
         match handles::remove::<Instance>(ctx) {
             Some(instance) => instance.close(),
             None if handles::maker(ctx).is_some() => return Err(dead(Kind::Instance, ctx)),
-            None => log::info!("finalize: the context {ctx:p} is another plugin's; left alone"),
+            None => log::info!("finalize: the context {ctx:p} has ended before, or is another plugin's; left alone"),
         }
         Ok(())
     })

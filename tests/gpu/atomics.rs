@@ -61,7 +61,7 @@ impl Rank {
     fn gpu(&self, fake: &Fake, id: u32, bytes: u64, never_reset: bool) -> Window {
         let base = fake.alloc(1, bytes as usize, false);
         let region = Region { id, base, len: bytes, strict: never_reset, dma_buf: None };
-        let memory = inspect(base, bytes, never_reset).unwrap();
+        let memory = inspect(base, bytes, never_reset).unwrap().unwrap();
         let registration = self.fabric.register_gpu(&region, &memory).unwrap();
         let seen = fake.peek(base).cast();
         Window { base, seen, key: registration.rkey, _registration: registration, _memory: None }

@@ -56,7 +56,7 @@ impl<'a> Target<'a> {
         tcp.gpu().set_engine(engine.clone(), Arc::new(Received::new(2)));
         let _context = fake.enter(0);
         let at = fake.alloc(0, BYTES, false);
-        let memory = inspect(at, BYTES as u64, false).unwrap();
+        let memory = inspect(at, BYTES as u64, false).unwrap().unwrap();
         let extent = Extent { base: at, len: BYTES as u64 };
         engine.add_window(1, extent, &memory).unwrap();
         tcp.gpu().add_window(1, extent, 1).unwrap();

@@ -28,7 +28,7 @@ fn pair(transport: SoftTransport) -> Vec<SoftFabric> {
 fn window(fake: &Fake, fabric: &SoftFabric, id: u32, bytes: usize) -> (u64, Registration) {
     let base = fake.alloc(1, bytes, false);
     let region = Region { id, base, len: bytes as u64, strict: false, dma_buf: None };
-    let memory = inspect(base, bytes as u64, false).unwrap();
+    let memory = inspect(base, bytes as u64, false).unwrap().unwrap();
     (base, fabric.register_gpu(&region, &memory).unwrap())
 }
 

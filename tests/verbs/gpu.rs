@@ -37,7 +37,7 @@ pub(super) struct Window {
 /// Registers memory as regMrSym (`fd` is `None`) or regMrSymDmaBuf do.
 fn register(r: &Rank, id: u32, memory: &Memory, strict: bool, fd: Option<RawFd>) -> Result<Registration, Error> {
     let region = Region { id, base: memory.at, len: memory.bytes(), strict, dma_buf: fd.map(|fd| (fd, 0)) };
-    r.fabric.register_gpu(&region, &gpu::inspect(region.base, region.len, strict)?)
+    r.fabric.register_gpu(&region, &gpu::inspect(region.base, region.len, strict)?.expect("GPU memory"))
 }
 
 /// A get of 8 bytes of `b` into a window of `a` in GPU memory.
@@ -261,7 +261,7 @@ fn odd_addresses_are_found_in_their_pages() {
     let ranks = Job::default().start();
     let memory = cuda.alloc(1, 2048, false, false);
     let region = Region { id: 10, base: memory.at + 4088, len: 24, strict: false, dma_buf: None };
-    let at = gpu::inspect(region.base, region.len, false).unwrap();
+    let at = gpu::inspect(region.base, region.len, false).unwrap().unwrap();
     let registration = ranks[1].fabric.register_gpu(&region, &at).unwrap();
     ranks[0].data.memory.store(0, 5);
     let p = Put { rkey: registration.rkey, remote: region.base + 16, ..put(&ranks[0], 0, &ranks[1], 0, 8) };
@@ -281,7 +281,7 @@ fn a_descriptor_may_begin_before_the_window() {
     let fd = cuda.export(1, &memory);
     assert_eq!(open_exports(), 1, "this one shows");
     let region = Region { id: 10, base: memory.at + 8192, len: 4096, strict: false, dma_buf: Some((fd, 8192)) };
-    let at = gpu::inspect(region.base, region.len, false).unwrap();
+    let at = gpu::inspect(region.base, region.len, false).unwrap().unwrap();
     let registration = ranks[1].fabric.register_gpu(&region, &at).unwrap();
     // SAFETY: our own descriptor.
     unsafe { libc::close(fd) };
@@ -341,7 +341,7 @@ fn a_cuda_context_that_is_gone_is_a_reason_and_no_crash() {
     let ranks = Job::default().start();
     let memory = cuda.alloc(0, 64, false, false);
     let region = Region { id: 10, base: memory.at, len: 512, strict: false, dma_buf: None };
-    let at = gpu::inspect(region.base, region.len, false).unwrap();
+    let at = gpu::inspect(region.base, region.len, false).unwrap().unwrap();
     cuda.inject("cuCtxPushCurrent", 201);
     // The second try, over PCIe, is refused by the driver.
     let e = ranks[0].fabric.register_gpu(&region, &at).err().unwrap();

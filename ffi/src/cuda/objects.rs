@@ -42,6 +42,8 @@ impl std::error::Error for CudaError {}
 pub struct Pointer {
     /// It is GPU memory (managed memory included).
     pub is_device: bool,
+    /// It is host memory that the driver gave or has registered.
+    pub is_host: bool,
     /// It is managed memory.
     pub is_managed: bool,
     /// Device it was allocated on.
@@ -113,7 +115,8 @@ impl Cuda {
         // SAFETY: four attributes and a place of the right size for each.
         let code = unsafe { (self.pointer_attributes)(4, which.as_mut_ptr(), places.as_mut_ptr(), at) };
         self.check("cuPointerGetAttributes", code)?;
-        Ok(Pointer { is_device: kind == CU_MEMORYTYPE_DEVICE, is_managed: managed & 0xff != 0, device, context })
+        let (is_device, is_host) = (kind == CU_MEMORYTYPE_DEVICE, kind == CU_MEMORYTYPE_HOST);
+        Ok(Pointer { is_device, is_host, is_managed: managed & 0xff != 0, device, context })
     }
 
     /// Address of a device on the PCI bus as sysfs has it (`0000:1b:00.0`); `None`: the driver does not say.

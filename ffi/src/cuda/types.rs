@@ -37,6 +37,8 @@ pub const CU_POINTER_ATTRIBUTE_MEMORY_TYPE: c_uint = 2;
 pub const CU_POINTER_ATTRIBUTE_IS_MANAGED: c_uint = 8;
 /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
 pub const CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: c_uint = 9;
+/// `CU_MEMORYTYPE_HOST`.
+pub const CU_MEMORYTYPE_HOST: c_uint = 1;
 /// `CU_MEMORYTYPE_DEVICE`.
 pub const CU_MEMORYTYPE_DEVICE: c_uint = 2;
 /// `CU_MEMORYTYPE_UNIFIED`: the address says what it is.

@@ -35,6 +35,7 @@ mod world;
 
 use oxygin_ffi::cuda::*;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use stream::{FakeStream, Work};
 use world::{context_of, current, device_of, world, INVALID_CONTEXT, POP, PUSH};
@@ -192,9 +193,11 @@ pub unsafe extern "C" fn cuPointerGetAttributes(
                     let known = found.filter(|m| m.kind != memory::Kind::Mapped).map(|m| context_of(m.device));
                     place.cast::<CUcontext>().write(known.unwrap_or(std::ptr::null_mut()));
                 }
-                CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
-                    place.cast::<c_uint>().write(if found.is_some() { CU_MEMORYTYPE_DEVICE } else { 0 })
-                }
+                CU_POINTER_ATTRIBUTE_MEMORY_TYPE => place.cast::<c_uint>().write(match found {
+                    Some(_) => CU_MEMORYTYPE_DEVICE,
+                    None if KNOWN_HOST.load(Ordering::Relaxed) == at => CU_MEMORYTYPE_HOST,
+                    None => 0,
+                }),
                 CU_POINTER_ATTRIBUTE_IS_MANAGED => place.cast::<u8>().write(found.is_some_and(|m| m.managed) as u8),
                 CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => {
                     place.cast::<bool>().write(dmabuf::is_rdma_capable())
@@ -205,6 +208,15 @@ pub unsafe extern "C" fn cuPointerGetAttributes(
         }
     }
     CUDA_SUCCESS
+}
+
+/// Where host memory is that the driver knows as its own.
+static KNOWN_HOST: AtomicU64 = AtomicU64::new(0);
+
+/// The driver knows host memory at `at` as its own.
+#[no_mangle]
+pub extern "C" fn fake_know_host(at: u64) {
+    KNOWN_HOST.store(at, Ordering::Relaxed);
 }
 
 /// The highest priority of this driver's streams; real ones have -5.

@@ -259,6 +259,12 @@ impl Fake {
         std::env::set_var("OXYGIN_GPU_ISSUE", lanes::words(how));
     }
 
+    /// The driver knows host memory there as its own.
+    pub fn know_host(&self, at: u64) {
+        // SAFETY: as above.
+        unsafe { self.call::<extern "C" fn(u64)>(b"fake_know_host")(at) }
+    }
+
     /// The application captures a stream, or no longer.
     pub fn capture(&self, on: bool) {
         // SAFETY: as above.
