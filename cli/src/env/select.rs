@@ -88,7 +88,7 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
         ))
         }
         22907..23003 => "GIN v12",
-        23003..FIRST_WITH_GIN_V14 => "GIN v13, RMA v13",
+        23003..FIRST_WITH_GIN_V14 => "GIN v13",
         FIRST_WITH_GIN_V14..23100 => "RMA v14, GIN v14",
         23100..23200 => "RMA v15, GIN v14",
         _ => "RMA v16, GIN v14",
@@ -111,7 +111,11 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
     let mut s = Selection { variables: Vec::new(), tables, engine: name, notes: Vec::new() };
     match (code, own) {
         (..FIRST_WITH_GIN_V14, _) => {
-            s.set("NCCL_GIN_PLUGIN", value, "this NCCL takes GIN, and RMA where it has it, from its GIN plugin");
+            s.set(
+                "NCCL_GIN_PLUGIN",
+                value,
+                "this NCCL takes GIN from its GIN plugin, and calls of the host between hosts from none",
+            );
             if code < FIRST_THAT_LOADS_AGAIN {
                 s.set(
                     KEEPS_THE_PLUGIN,
@@ -138,7 +142,8 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
         }
     }
     let wanted = if own { OF_THE_PLUGIN } else { PROXY };
-    let excluded = asked.is_some_and(|kind| kind != wanted);
+    // Older ones compare it with nothing.
+    let excluded = is_v14 && asked.is_some_and(|kind| kind != wanted);
     if excluded && !s.variables.iter().any(|v| v.name == "NCCL_GIN_TYPE") {
         s.set("NCCL_GIN_TYPE", "-1", "any; its present value rules out the way that oxygin moves data on this version");
     }
@@ -148,7 +153,13 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
     s.notes.extend(is_elsewhere.then(|| ELSEWHERE.into()));
     if code > NEWEST {
         let (this, newest) = (spell(code), spell(NEWEST));
-        s.notes.push(format!("NCCL {this} is newer than what oxygin was run with; this is what {newest} needs"));
+        s.notes.push(match (own, engine) {
+            (false, EngineChoice::Auto) => format!(
+                "NCCL {this} is newer than what oxygin was run with, and its device structures are not known: NCCL's \
+                 proxy is taken, where {newest} has oxygin's own queues"
+            ),
+            _ => format!("NCCL {this} is newer than what oxygin was run with; this is what {newest} needs"),
+        });
     }
     Ok(s)
 }

@@ -18,8 +18,9 @@ fn outcome(engine: EngineChoice, gin_type: Option<i32>, is_v14: bool, rma: bool)
         &|| true,
     );
     let reported = if owner == QueueOwner::Plugin { DEVICE_GIN_GDAKI } else { DEVICE_GIN_PROXY };
-    // NCCL takes a plugin of the type that is asked for; from 2.30.7 on none of the proxy's, and drives RMA instead.
-    let taken = gin_type.is_none_or(|asked| asked == reported) && !(is_v14 && reported == DEVICE_GIN_PROXY);
+    // Up to 2.30.4 NCCL takes whatever plugin is named (`setLocalGinType` of src/gin/gin_host.cc). From 2.30.7 on one
+    // of the type that is asked for, and none of the proxy's: it drives RMA instead.
+    let taken = !is_v14 || gin_type.is_none_or(|asked| asked == reported) && reported != DEVICE_GIN_PROXY;
     if taken {
         let offer = EngineOffer::new(&config, owner, Ok(()));
         // The table is that of the soft fabric, but for the engine which needs the other one.
@@ -67,7 +68,8 @@ fn who_executes_does_not_change_unnoticed() {
         (Auto, Some(2), true, true, "nccl"),
         (Auto, Some(2), true, false, SKIPPED),
         (Auto, Some(3), true, true, "gdaki-soft"),
-        (Own, Some(2), false, false, SKIPPED),
+        (Own, Some(2), false, false, "own"),
+        (Nccl, Some(3), false, false, "nccl"),
         (Own, Some(2), true, true, "nccl"),
         (Nccl, Some(3), true, true, SKIPPED),
         (Nccl, None, false, false, "nccl"),
