@@ -144,8 +144,8 @@ impl Coll {
         self.end_window(handle, window)
     }
 
-    /// Ends the registration of memory of a set's own, once. closeColl may have done so already, or be about to: then it
-    /// says whether nobody is at the memory any more.
+    /// Ends the registration of memory of a set's own, once. closeColl may have done so already, or be about to: then
+    /// this says whether nobody is at the memory any more.
     #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "a handle is a number: it is looked up, never followed")]
     pub(super) fn deregister_own(&self, handle: *mut c_void) -> Result<()> {
         match handles::remove::<Window>(handle) {

@@ -1,16 +1,16 @@
-//! Receiving a datagram with what comes along. By libc: `nix` shows nothing of a message of which the kernel had to leave
-//! descriptors out, because this process may open no more, and those that it has opened until then would be lost.
+//! Receiving a datagram with what comes along. By libc: `nix` shows nothing of a message of which the kernel had to
+//! leave descriptors out, because this process may open no more, and those that it has opened until then would be lost.
 
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// Descriptors that one datagram may carry: `SCM_MAX_FD` of include/net/scm.h. With room for fewer the kernel leaves some
-/// out.
+/// Descriptors that one datagram may carry: `SCM_MAX_FD` of include/net/scm.h. With room for fewer the kernel leaves
+/// some out.
 pub const MAX_FDS: usize = 253;
 
 /// A datagram that arrived.
 #[derive(Default)]
-pub struct Datagram {
+pub struct ReceivedDatagram {
     /// Bytes of it that are in the buffer; what the buffer had no room for is lost.
     pub bytes: usize,
     /// Who sent it, as process numbers are here; 0 if nobody says so.
@@ -34,7 +34,7 @@ impl Control {
 }
 
 /// Takes the next datagram of a socket. Never waits; `None`: there is none.
-pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Option<Datagram> {
+pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Option<ReceivedDatagram> {
     let mut control = Control { bytes: [0; Control::BYTES] };
     let mut io = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     // SAFETY: a structure of numbers and pointers.
@@ -44,7 +44,8 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Option<Datagram> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: all that the header points to lives through the call, and is as long as it says.
     let n = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
-    let mut datagram = Datagram { bytes: usize::try_from(n).ok()?.min(buffer.len()), ..Datagram::default() };
+    let mut datagram =
+        ReceivedDatagram { bytes: usize::try_from(n).ok()?.min(buffer.len()), ..ReceivedDatagram::default() };
     // SAFETY: the kernel has filled the header, and the room behind it.
     let mut part = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
     while !part.is_null() {
@@ -56,7 +57,7 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Option<Datagram> {
     Some(datagram)
 }
 
-impl Datagram {
+impl ReceivedDatagram {
     /// # Safety
     /// The kernel has just written a part with this header, whose bytes begin at `data`.
     unsafe fn add(&mut self, header: &libc::cmsghdr, data: *const u8) {
@@ -103,7 +104,7 @@ mod tests {
         let (read, write) = nix::unistd::pipe().unwrap();
         send(&a, b"abcdef", &[read.as_raw_fd(), write.as_raw_fd()]);
         let mut buffer = [0; 4];
-        let Datagram { bytes, pid, files } = receive(b.as_fd(), &mut buffer).unwrap();
+        let ReceivedDatagram { bytes, pid, files } = receive(b.as_fd(), &mut buffer).unwrap();
         assert_eq!((bytes, &buffer, pid, files.len()), (4, b"abcd", std::process::id() as i32, 2));
         assert!(receive(b.as_fd(), &mut buffer).is_none());
     }

@@ -202,8 +202,8 @@ fn gather(mut script: &[u8]) {
             return;
         }
     }
-    // Silence from here on.
-    for _ in 0..100 {
+    // Silence from here on, but for rank 0's beats.
+    for _ in 0..10_000 {
         now = now.max(gather.wake());
         gather.tick(now);
         while gather.next_action().is_some() {}

@@ -167,8 +167,8 @@ impl Domain {
         self.pending[peer as usize / 64].fetch_or(1 << (peer % 64), Ordering::SeqCst);
     }
 
-    /// Whether anything waits on any link, or is on its way into GPU memory, or to or from it over TCP, or a peer is to be
-    /// woken: nothing would wake whoever sleeps now.
+    /// Whether anything waits on any link, or is on its way into GPU memory, or to or from it over TCP, or a peer is to
+    /// be woken: nothing would wake whoever sleeps now.
     pub fn has_pending(&self) -> bool {
         let waits = |w: &AtomicU64| w.load(Ordering::Relaxed) != 0;
         self.received.is_busy() || self.tcp.is_staging() || self.pending.iter().chain(&self.unwoken).any(waits)

@@ -7,8 +7,8 @@ mod deregistration;
 mod gets;
 mod refused;
 mod side_by_side;
+mod waking;
 
-use super::peer::contact::{Contact, Event};
 use super::*;
 use crate::fabric::Context as _;
 use crate::rma::op::{Get, Op, Put, Signal};
@@ -222,58 +222,6 @@ fn registration_stands_in_no_gets_way() {
     }
     over.store(true, Ordering::Relaxed);
     threads.into_iter().for_each(|t| t.join().unwrap());
-}
-
-/// Whoever waits for an answer at the contact socket reads what else comes there: what was to wake the helper thread
-/// wakes it.
-#[test]
-fn a_wake_up_that_another_thread_reads_still_wakes() {
-    let ranks = join(2, 2, SoftTransport::Auto);
-    let [from, to] = [0, 1].map(|r: usize| ranks[r].fabric.shared().unwrap());
-    // The test is the helper thread, asleep, and then the other one.
-    ranks[1].fabric.close();
-    to.calm();
-    to.status.set_sleeping(true);
-    from.wake(1);
-    to.answer_contacts();
-    assert!(!to.status.is_sleeping());
-    let mut count = [0u8; 8];
-    assert_eq!(nix::unistd::read(std::os::fd::AsRawFd::as_raw_fd(&to.stirred_fd()), &mut count), Ok(8));
-}
-
-/// Others receive nothing, so that this rank's socket takes no more: who sleeps is woken once it does.
-#[test]
-fn who_cannot_be_woken_now_is_woken_later() {
-    let ranks = join(2, 2, SoftTransport::Auto);
-    let [from, to] = [0, 1].map(|r: usize| ranks[r].fabric.shared().unwrap());
-    let [one, other] = [0, 1].map(|r: usize| ranks[r].window(1, 64));
-    let context = ranks[0].context();
-    let put_once = || {
-        // SAFETY: windows are never freed.
-        let seq = unsafe { context.put(1, &put(&one, &other, 8, None)) }.unwrap();
-        wait(&context, 1, seq);
-    };
-    put_once();
-    // The test is the helper thread, asleep.
-    ranks[1].fabric.close();
-    to.calm();
-    let token = [5; 16];
-    let strangers: Vec<_> = (0..64).map(|_| Contact::open(token).unwrap()).collect();
-    let sent = strangers.iter().flat_map(|s| (0..600).take_while(|_| from.contact.wake(s.name(), &token, 0))).count();
-    let woken = || std::iter::from_fn(|| to.contact.receive()).filter(|event| matches!(event, Event::Woken)).count();
-    woken();
-    to.status.set_sleeping(true);
-    (0..3).for_each(|_| put_once());
-    // A kernel whose sockets take that much loses nothing at once.
-    if sent < 64 * 600 {
-        assert_eq!(woken(), 0);
-    }
-    drop(strangers);
-    until("it is woken", || {
-        // Any thread of its rank may be the one that looks.
-        let _ = context.progress();
-        woken() > 0
-    });
 }
 
 /// Rings shrink as ranks grow: a get's data is cut to pieces that fit.

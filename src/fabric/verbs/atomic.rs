@@ -109,8 +109,8 @@ impl Loop {
         self.wanted.atomic.width.bytes() as u32
     }
 
-    /// The device has done its step; what the 8 bytes held is in the slot. A window that is gone gets nothing: the answer
-    /// may come long after it.
+    /// The device has done its step; what the 8 bytes held is in the slot. A window that is gone gets nothing: the
+    /// answer may come long after it.
     pub fn advance(&mut self, registry: &Registry) {
         self.is_up = false;
         let LoopStep::Swap { expected, .. } = self.step else {

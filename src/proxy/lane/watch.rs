@@ -53,9 +53,10 @@ impl<R: Ring> Lane<R> {
         (left > 0).then_some(self.watch.completed + u64::from(left))
     }
 
-    /// Whether all its places hold entries that device code has not rung, and none is under way.
+    /// Whether all its places hold entries that device code has not rung, and none is under way. Not while a kernel
+    /// looks at it: a look from here would bring its memory back from the GPU.
     pub fn is_full_of_unrung(&self) -> bool {
-        self.ring.is_full_of_unrung()
+        !matches!(self.state, State::Served) && self.ring.is_full_of_unrung()
     }
 
     /// Whether an entry has begun to arrive that was not taken.

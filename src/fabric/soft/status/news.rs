@@ -68,9 +68,9 @@ pub fn clear<W: Word>(news: &W, bit: u64) {
     W::fence();
 }
 
-/// The owner sleeps, for the time with this number, or does not: 0. A look for news afterwards sees whatever was announced
-/// before a sender could see that. No two sleeps have one number, so that a sender knows whether it has woken the owner
-/// out of this one: what it sends to wake it stays on its way until the owner receives, and takes room.
+/// The owner sleeps, for the time with this number, or does not: 0. A look for news afterwards sees whatever was
+/// announced before a sender could see that. No two sleeps have one number, so that a sender knows whether it has woken
+/// the owner out of this one: what it sends to wake it stays on its way until the owner receives, and takes room.
 pub fn sleep<W: Word>(sleeping: &W, number: u64) {
     sleeping.store(number, Ordering::Relaxed);
     W::fence();
@@ -151,8 +151,8 @@ mod tests {
         }
     }
 
-    /// A sender that has woken the owner out of a sleep sends nothing more for that one: the owner, once awake, sees what
-    /// came since, or goes to sleep by another number.
+    /// A sender that has woken the owner out of a sleep sends nothing more for that one: the owner, once awake, sees
+    /// what came since, or goes to sleep by another number.
     #[test]
     fn who_is_woken_once_a_sleep_misses_nothing() {
         loom::model(|| {

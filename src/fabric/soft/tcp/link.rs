@@ -304,12 +304,11 @@ impl Initiator {
                     let left = put.len - lane.cut;
                     let len = left.min(CHUNK as u64) as usize;
                     let last = left == len as u64;
-                    // Its signal goes behind the others', which may have no room: the peer may take none for now.
-                    let express = &self.conns[EXPRESS].send_buffer;
-                    if last && put.signal.is_some() && !express.has_room(HEADER + 4 * stripes) {
-                        return if small > 0 { Turn::Moved } else { Turn::Blocked };
-                    }
-                    let Some(stripe) = self.spread.for_put(&self.conns, put.len, CHUNK) else {
+                    // The last chunk's signal goes behind others, which the peer may take none of for now.
+                    let rings = last && put.signal.is_some();
+                    let has_room = !rings || self.conns[EXPRESS].send_buffer.has_room(HEADER + 4 * stripes);
+                    let stripe = || self.spread.for_put(&self.conns, put.len, CHUNK);
+                    let Some(stripe) = has_room.then(stripe).flatten() else {
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
                     };
                     let id = lane.begin_or_go_on(seq);

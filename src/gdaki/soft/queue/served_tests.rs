@@ -95,8 +95,8 @@ fn a_queue_with_a_doorbell_can_be_served_by_a_kernel() {
     assert_eq!((queue.can_be_served(), queue.view(false)), (false, None));
 }
 
-/// The kernel tells device code of completions before this side knows of them: device code writes slots again, and rings
-/// for more than the queue has beyond what this side takes for complete.
+/// The kernel tells device code of completions before this side knows of them: device code writes slots again, and
+/// rings for more than the queue has beyond what this side takes for complete.
 #[test]
 fn a_look_at_a_queue_that_is_served_takes_nobody_for_too_far_ahead() {
     for handler in [Ringing::Doorbell, Ringing::FreeFlow] {
