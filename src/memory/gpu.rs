@@ -60,8 +60,8 @@ pub fn has_driver() -> bool {
 }
 
 /// Looks at `len` bytes at `base` that the caller says are GPU memory. `None`: they are host memory of the driver's.
-/// NCCL registers windows of such memory (`CU_MEM_LOCATION_TYPE_HOST_NUMA`, one allocation) with an RMA table as type 2,
-/// and with a GIN table as type 1 (2.30.7: `src/rma/rma_proxy.cc`, `src/dev_runtime.cc`).
+/// NCCL registers windows of such memory (`CU_MEM_LOCATION_TYPE_HOST_NUMA`, one allocation) with an RMA table as type
+/// 2, and with a GIN table as type 1 (2.30.7: `src/rma/rma_proxy.cc`, `src/dev_runtime.cc`).
 pub fn inspect(base: u64, len: u64, never_reset: bool) -> Result<Option<GpuMemory>> {
     let what = "regMrSym of GPU memory";
     let cuda = Cuda::load().map_err(|missing| Error::usage(format!("type = 2 (CUDA): {missing}")))?;

@@ -74,11 +74,9 @@ pub struct Wanted {
 /// needs one: hosts are meant that have it.
 pub const ELSEWHERE: &str = "There is no CUDA driver here, which this NCCL needs: said for hosts that have one";
 
-/// What selects the plugin `value` (a path, or `oxygin`) in the NCCL of this version number. `Err` says why nothing
-/// can.
-pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, String> {
-    let Wanted { engine, gin_type, has_cuda, serves_kernels, has_nic, is_elsewhere } = wanted;
-    let tables = match code {
+/// The tables that the NCCL of this version number takes. `Err` says why there are none.
+fn tables(code: i32) -> Result<&'static str, String> {
+    Ok(match code {
         ..22807 => return Err(format!("NCCL {} is too old: plugin tables for GIN begin with 2.28.7", spell(code))),
         22807..22907 => {
             return Err(format!(
@@ -92,7 +90,14 @@ pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, Strin
         FIRST_WITH_GIN_V14..23100 => "RMA v14, GIN v14",
         23100..23200 => "RMA v15, GIN v14",
         _ => "RMA v16, GIN v14",
-    };
+    })
+}
+
+/// What selects the plugin `value` (a path, or `oxygin`) in the NCCL of this version number. `Err` says why nothing
+/// can.
+pub fn select(code: i32, wanted: Wanted, value: &str) -> Result<Selection, String> {
+    let Wanted { engine, gin_type, has_cuda, serves_kernels, has_nic, is_elsewhere } = wanted;
+    let tables = tables(code)?;
     let is_v14 = code >= FIRST_WITH_GIN_V14;
     let asked = gin_type.filter(|kind| *kind >= 0);
     // A type that oxygin has none of is replaced below.

@@ -1,7 +1,7 @@
 //! Kernels: loaded from PTX, launched on a stream; and who may load and store where.
 
 use super::group::group;
-use super::objects::Stream;
+use super::stream::Stream;
 use super::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, CUstream, CUDA_SUCCESS};
 use super::{
     Cuda, CudaError, CUDA_ERROR_NOT_SUPPORTED, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_LOCATION_TYPE_DEVICE,

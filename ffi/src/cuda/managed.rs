@@ -1,7 +1,7 @@
 //! Managed memory: one address for the CPU and all GPUs, whose pages the driver keeps where they are used.
 
 use super::group::group;
-use super::objects::Stream;
+use super::stream::Stream;
 use super::types::{CUdevice, CUdeviceptr, CUresult, CUstream, CUDA_SUCCESS};
 use super::{Cuda, CudaError, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 use crate::Library;

@@ -13,7 +13,9 @@ mod kernel;
 mod managed;
 mod objects;
 mod own;
+mod pinned;
 mod share;
+mod stream;
 mod symbols;
 mod types;
 
@@ -24,6 +26,8 @@ pub use kernel::{CUfunction, CUmodule, Kernel};
 pub use managed::{Managed, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS};
 pub use objects::*;
 pub use own::Words;
+pub use pinned::Pinned;
 pub use share::*;
+pub use stream::*;
 pub use symbols::{Cuda, ENV_PATH, SONAME};
 pub use types::*;

@@ -6,7 +6,8 @@
 //! short copies from the host) waits for its time slice, 2.4 ms on an H200, if a kernel of another context runs; what a
 //! copy engine does waits for nobody.
 
-use super::objects::{Apart, Context, Copies, CudaError, Stream};
+use super::objects::{Apart, Context, CudaError};
+use super::stream::{Copies, Stream};
 use super::types::*;
 use super::Cuda;
 use std::ptr::null_mut;

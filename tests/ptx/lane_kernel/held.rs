@@ -93,7 +93,8 @@ fn full_looks_are_held() {
     (0..8).for_each(|seed| serve_held_sends(PTX, seed));
 }
 
-/// Signals alone, a full look of them or several, and then nothing: those of the last look are in order behind the others.
+/// Signals alone, a full look of them or several, and then nothing: those of the last look are in order behind the
+/// others.
 pub fn serve_held_signals(ptx: &str, seed: u64) {
     let mut bench = wide(Slots::Descriptors, ptx, seed, None);
     bench.launch(NEVER, NEVER);

@@ -13,7 +13,7 @@ mod staged;
 use ending::refusal;
 pub use ending::Lost;
 
-use self::answers::{ask, AskedGet};
+use self::answers::{ask_next, AskedGet};
 use super::dial::Dial;
 use super::gpu::Gpu;
 use super::order::{EXPRESS, MIDDLE, STRIPES};
@@ -326,16 +326,10 @@ impl Initiator {
                     lane.done(seq);
                 }
                 Transfer::Get(get) => {
-                    let left = get.len - lane.cut;
-                    let len = left.min(CHUNK as u64) as usize;
                     let stripe = self.spread.for_get(&self.conns, get.len);
-                    let conn = &mut self.conns[stripe];
-                    if !conn.may_ask(len) {
+                    if !ask_next(lane, &mut self.conns[stripe], at, seq, &get) {
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
                     }
-                    let id = lane.begin_or_go_on(seq);
-                    ask(lane, conn, &get, len, FrameOwner { lane: at as u32, operation: id });
-                    lane.advance(id, len, left == len as u64);
                     small += HEADER;
                     if small >= SMALL_TURN {
                         return Turn::Moved;
