@@ -2,6 +2,8 @@
 # What the scripts share. Source it; it sets `root`, the repository's top directory.
 
 set -euo pipefail
+# With it `cd` prints where it went, and goes elsewhere.
+unset CDPATH
 
 # Physical path: a child process that changes directory still finds it.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)

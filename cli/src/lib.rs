@@ -6,7 +6,7 @@ pub mod device;
 mod dice;
 pub mod doctor;
 pub mod env;
-mod out;
+pub mod out;
 pub mod pages;
 pub mod perf;
 pub mod plugin;

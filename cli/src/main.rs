@@ -2,7 +2,7 @@
 
 use clap::{CommandFactory, Parser, Subcommand};
 use oxygin::sys::version::BUILD;
-use oxygin_cli::{check, doctor, env, pages, perf, stats, top};
+use oxygin_cli::{check, doctor, env, out, pages, perf, stats, top};
 use std::process::ExitCode;
 
 /// Judge any NCCL GIN or RMA plugin: what it would use here, how fast it is, whether it keeps the contract.
@@ -70,6 +70,10 @@ fn end_as_first_process() {
 }
 
 fn main() -> ExitCode {
+    if std::env::var_os("OXYGIN_PLUGIN").is_some_and(|value| value.is_empty()) {
+        // Empty means not set, as for the library's variables; options would take it for a name.
+        std::env::remove_var("OXYGIN_PLUGIN");
+    }
     env_logger::init();
     take_ends_of_children();
     end_as_first_process();
@@ -86,7 +90,7 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("oxygin: {error}");
+            out::say(&format!("oxygin: {error}"));
             ExitCode::from(2)
         }
     }

@@ -1,4 +1,5 @@
-//! Standard output. The macro `println` would end the program in a panic where nobody reads any more.
+//! Standard output and standard error. The macros `println` and `eprintln` would end the program in a panic where
+//! nobody reads any more.
 
 use std::io::{self, Write};
 
@@ -8,7 +9,12 @@ pub fn line(text: &str) -> io::Result<()> {
     text_of_lines(&format!("{text}\n"))
 }
 
-/// The same for text that has its lines' ends.
+/// Says this on standard error, with a line's end after it. What nobody can read is not said.
+pub fn say(text: &str) {
+    let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
+}
+
+/// The same as `line` for text that has its lines' ends.
 pub fn text_of_lines(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

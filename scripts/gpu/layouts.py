@@ -74,6 +74,7 @@ TWO_RANKS_ONLY = {"pingpong", "crowded"}
 NO_FABRIC = {"collectives", "torch"}
 # Calls of the host: no kernel asks for an engine, and ranks of one host need no fabric.
 HOST_CALLS = {"host_put", "zero_cta"}
+FIRST_WITH_HOST_CALLS = (2, 30, 7)
 # NCCL's own kernels: by GIN between hosts, by loads and stores within one.
 ONLY_BETWEEN_HOSTS = HOST_CALLS | {"symmetric"}
 # crowded fills a GPU. NCCL's own collectives between ranks of one GPU wait for each other for ever now and then, without any
@@ -127,6 +128,9 @@ def takes(layout, program, version, engine="auto"):
     if version[:2] < one.first or program in TWO_RANKS_ONLY and one.ranks != 2:
         return False
     if program in OWN_GPU_ONLY and one.ranks > one.gpus:
+        return False
+    # Older ones take calls of the host between hosts from no plugin.
+    if program in HOST_CALLS and version < FIRST_WITH_HOST_CALLS and has_fabric(layout, program):
         return False
     if program in ONLY_IN:
         return layout in ONLY_IN[program]

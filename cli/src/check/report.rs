@@ -146,7 +146,7 @@ impl Progress {
             eprint!("\r\x1b[K{line}");
             self.shown = true;
         } else {
-            eprintln!("{line}");
+            out::say(&line);
         }
     }
 

@@ -32,16 +32,29 @@ pub fn nccl(variable: &dyn Fn(&str) -> Option<String>) -> Section {
     section
 }
 
+/// The value that has NCCL load no external plugin.
+const NONE: &str = "none";
+
 /// Looks for the library behind `NCCL_GIN_PLUGIN`, `NCCL_RMA_PLUGIN`, and for liboxygin.so itself.
 pub fn plugins(variable: &dyn Fn(&str) -> Option<String>) -> Section {
     let mut section = Section::new("Plugin");
-    let own = crate::check::default_plugin();
-    match loads(&own.display().to_string()) {
+    let kinds = [("NCCL_GIN_PLUGIN", "gin"), ("NCCL_RMA_PLUGIN", "rma")];
+    let named = |name: &str| variable(name).filter(|v| !v.is_empty());
+    let own = named("OXYGIN_PLUGIN").unwrap_or_else(|| crate::check::default_plugin().display().to_string());
+    let remedy = "scripts/install PREFIX, then put PREFIX/lib into LD_LIBRARY_PATH";
+    match loads(&own) {
         Ok(path) => section.ok("liboxygin.so", path),
-        Err(e) => section.no("liboxygin.so", e, "scripts/install PREFIX, then put PREFIX/lib into LD_LIBRARY_PATH"),
+        Err(e) if kinds.iter().any(|(name, kind)| leads_to_oxygin(named(name).as_deref(), kind)) => {
+            section.no("liboxygin.so", e, remedy)
+        }
+        Err(e) => section.wrong("liboxygin.so", e, remedy),
     }
-    for (name, kind) in [("NCCL_GIN_PLUGIN", "gin"), ("NCCL_RMA_PLUGIN", "rma")] {
+    for (name, kind) in kinds {
         let value = variable(name).filter(|v| !v.is_empty());
+        if value.as_deref().is_some_and(|v| v.eq_ignore_ascii_case(NONE)) {
+            section.note(name, "none: NCCL loads no plugin for it");
+            continue;
+        }
         let tried = candidates(value.as_deref(), kind);
         let hit = tried.iter().find_map(|c| loads(c).ok());
         match (value, hit) {
@@ -68,6 +81,11 @@ pub fn candidates(value: Option<&str>, kind: &str) -> Vec<String> {
     value.split(',').filter(|name| !name.is_empty()).flat_map(names_of).collect()
 }
 
+/// Whether NCCL finds oxygin by this value of the kind's variable.
+fn leads_to_oxygin(value: Option<&str>, kind: &str) -> bool {
+    candidates(value, kind).iter().any(|name| names_oxygin(name))
+}
+
 /// The library is of this version and in this file.
 fn judge(section: &mut Section, code: i32, library: &Path, variable: &dyn Fn(&str) -> Option<String>) {
     let subject = format!("selection in {}", spell(code));
@@ -81,10 +99,7 @@ fn judge(section: &mut Section, code: i32, library: &Path, variable: &dyn Fn(&st
     let decisive = wanted.variables[0].name;
     let value = variable(decisive).filter(|v| !v.is_empty());
     let is_v14 = code >= FIRST_WITH_GIN_V14;
-    let named = |kind: &str, name: &str| {
-        let value = variable(name).filter(|v| !v.is_empty());
-        candidates(value.as_deref(), kind).iter().any(|c| names_oxygin(c))
-    };
+    let named = |kind: &str, name: &str| leads_to_oxygin(variable(name).filter(|v| !v.is_empty()).as_deref(), kind);
     let asking = Asking { is_v14, rma_in_use: is_v14 && named("rma", "NCCL_RMA_PLUGIN"), nccl: Some(code) };
     let has_cuda = foreseen.has_cuda;
     let (owner, decided_by) = queue_owner(&config, asking, &|| has_cuda);
@@ -178,6 +193,28 @@ mod tests {
         let finding = section.findings.iter().find(|f| f.subject == "NCCL_RMA_PLUGIN").expect("judged");
         assert_eq!(finding.verdict, Verdict::Wrong);
         assert!(finding.detail.contains("libnccl-rma-nonesuch.so"), "{}", finding.detail);
+    }
+
+    #[test]
+    fn without_the_library_nothing_can_run() {
+        let verdict = |gin: Option<&str>| {
+            let section = plugins(&|name| match name {
+                "OXYGIN_PLUGIN" => Some("/nonesuch/liboxygin.so".into()),
+                "NCCL_GIN_PLUGIN" => gin.map(String::from),
+                _ => None,
+            });
+            section.findings.into_iter().find(|f| f.subject == "liboxygin.so").expect("judged").verdict
+        };
+        assert_eq!(verdict(None), Verdict::Wrong);
+        let library = std::env::current_exe().expect("a path").with_file_name("liboxygin.so");
+        assert_eq!(verdict(library.to_str()), Verdict::No);
+    }
+
+    #[test]
+    fn a_plugin_that_is_none_on_purpose_is_not_wrong() {
+        let section = plugins(&|name| (name == "NCCL_GIN_PLUGIN").then(|| "None".into()));
+        let finding = section.findings.iter().find(|f| f.subject == "NCCL_GIN_PLUGIN").expect("judged");
+        assert!(finding.verdict == Verdict::Note && finding.detail.starts_with("none:"), "{finding:?}");
     }
 
     #[test]

@@ -211,6 +211,8 @@ mod tests {
         assert_eq!(names(22907, Auto, None), ["NCCL_GIN_PLUGIN", "NCCL_GIN_PLUGIN_REF_COUNT"]);
         for code in [23003, 23004] {
             assert_eq!(names(code, Auto, None), ["NCCL_GIN_PLUGIN"]);
+            // These compare the type of an external plugin with nothing.
+            assert_eq!(names(code, Own, Some(4)), ["NCCL_GIN_PLUGIN"]);
         }
         for code in [23007, 23102, 23203, 23300] {
             assert_eq!(names(code, Nccl, None), ["NCCL_RMA_PLUGIN", "NCCL_GIN_TYPE"]);
@@ -238,7 +240,7 @@ mod tests {
         );
         let tables = |code| select(code, wanted(Auto, None), "oxygin").expect("newer").tables;
         let all = [22907, 23004, 23007, 23102, 23203].map(tables);
-        let want = ["GIN v12", "GIN v13, RMA v13", "RMA v14, GIN v14", "RMA v15, GIN v14", "RMA v16, GIN v14"];
+        let want = ["GIN v12", "GIN v13", "RMA v14, GIN v14", "RMA v15, GIN v14", "RMA v16, GIN v14"];
         assert_eq!(all, want);
         assert!(select(23203, wanted(Nccl, None), "oxygin").expect("known").notes.is_empty());
         assert!(select(23301, wanted(Auto, None), "oxygin").expect("later").notes[0].contains("2.33.1"));
@@ -250,9 +252,9 @@ mod tests {
         for (code, engine, gin_type, excluded) in [
             (23004, Auto, Some(2), false),
             (23004, Auto, Some(3), false),
-            (23004, Auto, Some(4), true),
-            (23004, Nccl, Some(3), true),
-            (23004, Own, Some(2), true),
+            (23004, Auto, Some(4), false),
+            (23004, Nccl, Some(3), false),
+            (23004, Own, Some(2), false),
             (23004, Own, Some(-1), false),
             (23203, Auto, Some(3), false),
             (23203, Auto, Some(4), true),

@@ -165,7 +165,9 @@ impl<'a> Run<'a> {
         let own = [self.cores[rank % self.cores.len()]];
         let cores = if bind { &own[..] } else { &self.cores[..] };
         if let Err(e) = machine::bind(cores) {
-            eprintln!("oxygin perf: rank {rank} cannot be bound to cores {cores:?}: {e}; it runs where it is");
+            crate::out::say(&format!(
+                "oxygin perf: rank {rank} cannot be bound to cores {cores:?}: {e}; it runs where it is"
+            ));
         }
     }
 

@@ -28,7 +28,7 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     let library = args.plugin.clone().unwrap_or_else(crate::check::default_plugin);
     let plan = args.plan();
     if let (ranks::Place::Root { listen, nranks }, false) = (&plan.place, args.json) {
-        eprintln!("oxygin perf: waiting at {listen} for {} more with the same options", nranks - 1);
+        out::say(&format!("oxygin perf: waiting at {listen} for {} more with the same options", nranks - 1));
     }
     // Ranks that are forked share it; the others never look at it.
     let shared = Memory::shared(floor::SHARED_BYTES)?;

@@ -26,10 +26,10 @@ pub struct Args {
 pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     let Found { sets: all, without, unreadable } = read(&args.pids);
     for why in &unreadable {
-        eprintln!("oxygin stats: {why}");
+        out::say(&format!("oxygin stats: {why}"));
     }
     for pid in &without {
-        eprintln!("oxygin stats: process {pid} has no contexts of oxygin's, or OXYGIN_STATS is 0 in it");
+        out::say(&format!("oxygin stats: process {pid} has no contexts of oxygin's, or OXYGIN_STATS is 0 in it"));
     }
     let is_missing = !without.is_empty() || !unreadable.is_empty();
     match (args.json, args.prometheus) {

@@ -176,8 +176,8 @@ pub fn ask(lane: &TaskQueue, conn: &mut Conn, get: &Get, len: usize, owner: Fram
     conn.asked_bytes += len;
 }
 
-/// Asks for the next chunk of operation `seq`, the lane's first, over `conn`. `false`: for now the peer may be asked for
-/// nothing more.
+/// Asks for the next chunk of operation `seq`, the lane's first, over `conn`. `false`: for now the peer may be asked
+/// for nothing more.
 pub fn ask_next(lane: &mut TaskQueue, conn: &mut Conn, at: usize, seq: Seq, get: &Get) -> bool {
     let left = get.len - lane.cut;
     let len = left.min(CHUNK as u64) as usize;
