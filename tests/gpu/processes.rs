@@ -129,6 +129,44 @@ fn more_segments_than_a_socket_takes_at_once() {
     processes("more_segments_than_a_socket_takes_at_once", 2, &[], |place| is_fetched(place, 40, 0));
 }
 
+/// A put of 4 KiB between two processes that call their GPUs by one number: the driver would have the processors copy
+/// it, for which a private context waits, so it goes through pinned memory. `buses`: where the GPUs are.
+fn waits_for_no_processors(place: &Place, buses: [i32; 2]) {
+    let fake = Fake::take();
+    fake.set_issue("kernel=0");
+    fake.first_bus(buses[place.rank]);
+    let _context = fake.enter(0);
+    let r = place.join(1);
+    let window = Memory::Segments(1).window(&fake, &r, 0, 1024);
+    (0..512).for_each(|i| window.set(i, pattern(r.rank, i)));
+    fake.block(0, true);
+    let (slices, peer) = (fake.slices(), 1 - r.rank);
+    place.barrier();
+    if r.rank == 0 {
+        r.wait(r.put(0, (window.as_window(), 0), 4096, (window.as_window(), 4096), peer, None));
+    }
+    place.barrier();
+    if r.rank == 1 {
+        assert!((0..512).all(|i| window.get(512 + i) == pattern(0, i)));
+        assert_eq!(fake.slices(), slices, "time slices that were waited for");
+    }
+    place.barrier();
+    fake.block(0, false);
+    r.leave();
+    fake.check();
+}
+
+#[test]
+fn copies_of_two_processes_on_one_gpu() {
+    processes("copies_of_two_processes_on_one_gpu", 2, &[], |place| waits_for_no_processors(place, [6, 6]));
+}
+
+/// As with `CUDA_VISIBLE_DEVICES`.
+#[test]
+fn copies_of_two_processes_that_see_a_gpu_each() {
+    processes("copies_of_two_processes_that_see_a_gpu_each", 2, &[], |place| waits_for_no_processors(place, [6, 7]));
+}
+
 /// DeepEP's windows are such ones (`NCCL_WIN_STRICT_ORDERING`).
 #[test]
 fn windows_of_strict_order_are_shared() {

@@ -120,8 +120,13 @@ pub unsafe extern "C" fn cuGetErrorName(code: CUresult, name: *mut *const c_char
 }
 
 #[no_mangle]
-pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, _device: CUdevice) -> CUresult {
+pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_int, device: CUdevice) -> CUresult {
+    /// `CU_DEVICE_ATTRIBUTE_PCI_BUS_ID`, `_PCI_DEVICE_ID`, `_PCI_DOMAIN_ID`.
+    const PCI: [c_int; 3] = [33, 34, 50];
+    let first_bus = FIRST_BUS.load(std::sync::atomic::Ordering::SeqCst);
     match which {
+        bus if bus == PCI[0] && first_bus > 0 => unsafe { give(value, first_bus + device) },
+        other if PCI.contains(&other) && first_bus > 0 => unsafe { give(value, 0) },
         CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED => unsafe { give(value, world().can_add() as c_int) },
         CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS => unsafe { give(value, managed::is_concurrent() as c_int) },
         CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED => unsafe { give(value, dmabuf::is_supported() as c_int) },
@@ -362,6 +367,16 @@ pub extern "C" fn fake_busy(device: c_int, on: bool) {
 #[no_mangle]
 pub extern "C" fn fake_waits() -> u64 {
     busy::waits()
+}
+
+/// The PCI bus of device 0; 0: nothing is said of where devices are.
+static FIRST_BUS: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(0);
+
+/// Device 0 of this process is on this PCI bus, and the others behind it: two processes with different ones see
+/// different GPUs by the same numbers, as with `CUDA_VISIBLE_DEVICES`.
+#[no_mangle]
+pub extern "C" fn fake_first_bus(bus: c_int) {
+    FIRST_BUS.store(bus, std::sync::atomic::Ordering::SeqCst);
 }
 
 /// The application captures a stream, or no longer. In the mode that captures begin with, calls of other threads

@@ -28,6 +28,9 @@ pub struct Found {
     pub window: u32,
     /// The GPU that it is on; negative: one that this process does not see.
     pub home: i32,
+    /// The GPU that the driver takes it to be on, and copies it as it copies what lies there: of one that this process
+    /// does not see, the GPU that it is mapped for.
+    pub named: i32,
     /// Kernels here may add to words of that one.
     pub adds: bool,
     /// Keeps it mapped.

@@ -131,7 +131,7 @@ pub struct Op {
     pub reading: Option<u64>,
     /// The window that the caller's end lies in, if known.
     pub window: Option<CallerWindow>,
-    /// The GPU of the caller's end, where it is GPU memory.
+    /// The GPU of the caller's end, where it is GPU memory, as the driver names it.
     pub home: Option<i32>,
     /// The caller's end, where it is GPU memory, may be loaded from and stored to by any GPU of this process.
     pub is_open: bool,

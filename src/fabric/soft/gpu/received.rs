@@ -337,7 +337,7 @@ impl Received {
         let (context, number) = (source.context, request.number);
         let pull = Pulling { context, behind: owner.seq, number, _source: Some(from.used) };
         self.await_end(source.rank, &owner.lane, pull);
-        let (window, home) = (Some(CallerWindow { rank: source.rank, key: from.window }), Some(from.home));
+        let (window, home) = (Some(CallerWindow { rank: source.rank, key: from.window }), Some(from.named));
         let (from, to) =
             (TransferEnd::Caller { addr: from.addr, gpu: true }, TransferEnd::Window { key: to.0, addr: to.1 });
         let signal = request.signal.map(|(rkey, remote, value)| Signal { remote, rkey, value, strong: true });

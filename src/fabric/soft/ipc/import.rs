@@ -18,9 +18,10 @@ pub struct Import {
     extent: Extent,
     /// See `Found::window`.
     key: u32,
-    /// The GPU that its memory is on, and whether kernels here may add to words of it where this process does not see
-    /// it.
+    /// The GPU that its memory is on, the one that the driver says, and whether kernels here may add to words of it
+    /// where this process does not see it.
     home: i32,
+    named: i32,
     adds: bool,
     /// Operations that name it.
     pub uses: Arc<AtomicUsize>,
@@ -36,7 +37,8 @@ impl Import {
     /// Where it is for the peer, and its first byte here.
     pub fn whole(&self) -> (Extent, Found) {
         let used = Use::of(&self.uses);
-        (self.extent, Found { addr: self.at, window: self.key, home: self.home, adds: self.adds, used })
+        let Self { at, key, home, named, adds, .. } = *self;
+        (self.extent, Found { addr: at, window: key, home, named, adds, used })
     }
 
     /// Where `len` bytes are that the peer has at `addr`, if the window holds them.
@@ -103,6 +105,7 @@ impl Fetch {
         Ok(Import {
             at: mapping.base() + offset,
             home,
+            named,
             adds,
             extent: self.extent,
             key,

@@ -168,7 +168,7 @@ pub(super) fn fetch(
     // By its window: once the peer has failed nothing waits for the copy before that goes.
     let to = TransferEnd::Window { key: get.lkey, addr: get.local };
     let from = TransferEnd::Caller { addr: found.addr, gpu: true };
-    let (window, home) = (Some(CallerWindow { rank: lane.peer, key: found.window }), Some(found.home));
+    let (window, home) = (Some(CallerWindow { rank: lane.peer, key: found.window }), Some(found.named));
     // It was mapped for the GPU that copies it.
     let op = Op { window, home, is_get: true, is_open: true, ..Op::copy(owner, from, to, get.len) };
     shared.engine.submit(std::iter::once(op));
