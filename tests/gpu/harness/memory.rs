@@ -14,6 +14,14 @@ pub enum Memory {
 /// Bytes of all of them but the last.
 const SEGMENT: usize = 1 << 20;
 
+impl Fake {
+    /// Devices of this process are on PCI buses from this one on.
+    pub fn first_bus(&self, bus: i32) {
+        // SAFETY: a function of the fake driver, of this type.
+        unsafe { self.call::<extern "C" fn(i32)>(b"fake_first_bus")(bus) }
+    }
+}
+
 impl Memory {
     /// A window over such memory, which begins a bit behind its start.
     pub fn window(self, fake: &Fake, r: &Rank, gpu: i32, words: usize) -> GpuWindow {

@@ -145,12 +145,6 @@ impl Fake {
         unsafe { self.call::<extern "C" fn(c_int, bool)>(b"fake_busy")(gpu, on) }
     }
 
-    /// Devices of this process are on PCI buses from this one on.
-    pub fn first_bus(&self, bus: i32) {
-        // SAFETY: a function of the fake driver, of this type.
-        unsafe { self.call::<extern "C" fn(c_int)>(b"fake_first_bus")(bus) }
-    }
-
     /// How many calls have waited for that so far, but for those of the library's thread for the application's context.
     pub fn waits(&self) -> u64 {
         // SAFETY: as above.

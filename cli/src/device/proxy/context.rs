@@ -136,6 +136,21 @@ impl Context {
         (self.v1.queues as usize + slot * bytes) as *mut u64
     }
 
+    /// Whether the plugin has taken no more than what was posted: one that does not clear slots takes old entries for
+    /// new ones, for ever.
+    pub fn within(&self, peer: u32) -> Result<(), String> {
+        // In this order: what is posted meanwhile is no fault.
+        let taken = self.ci(peer).load(Ordering::Acquire);
+        let posted = self.pi(peer).load(Ordering::Acquire);
+        if taken.wrapping_sub(posted) as i32 <= 0 {
+            return Ok(());
+        }
+        let of = self.of(peer);
+        Err(format!(
+            "{of}: the consumer index is {taken} with {posted} entries posted: slots that were taken are still valid"
+        ))
+    }
+
     /// Whether the words that say something were taken out of a slot before it was given back. A valid word that stayed
     /// would be read as the next descriptor's.
     pub(super) fn cleared(&self, peer: u32, index: u32) -> Result<(), String> {

@@ -6,7 +6,7 @@ use crate::plugin::Kind;
 use nccl_plugin_api::descriptor::*;
 use nccl_plugin_api::device_context::{ContextV1, ContextV2, ContextV3};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const RANKS: usize = 2;
 const SIGNALS: usize = 8;
@@ -237,6 +237,19 @@ fn flushes_post_only_where_gets_are_not_yet_visible() {
     assert_eq!(flushes(Kind::GinV12, false), 0, "there are none");
     assert_eq!((flushes(Kind::GinV13, false), flushes(Kind::GinV13, true)), (4, 4), "one a peer and flush");
     assert_eq!((flushes(Kind::GinV14, false), flushes(Kind::GinV14, true)), (0, 1), "one behind the get");
+}
+
+/// As one does that takes slots for new entries which it has not cleared.
+#[test]
+fn a_plugin_that_takes_more_than_was_posted_is_wrong_at_once() {
+    let queue = Queue::new(Format::of(Kind::GinV14).expect("a queue"), 4);
+    let device = device(Kind::GinV14, &queue);
+    let limit = Deadline::new(Duration::from_secs(30));
+    let mut thread = device.thread(0, Pen::plain(), &limit);
+    (0..7).for_each(|_| queue.credit(1));
+    let begun = Instant::now();
+    let why = thread.signal(1, &Signal::inc(0)).expect_err("it ran ahead");
+    assert!(why.contains("still valid") && begun.elapsed() < Duration::from_secs(20), "{why}");
 }
 
 #[test]

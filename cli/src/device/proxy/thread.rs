@@ -69,8 +69,9 @@ impl<'a> Thread<'a> {
                 let ci = ci.load(Ordering::Relaxed);
                 format!("credit for index {index} of {}: consumer index {ci}, {size} slots", context.of(peer))
             },
-            || size > index.wrapping_sub(ci.load(Ordering::Acquire)),
+            || size > index.wrapping_sub(ci.load(Ordering::Acquire)) || context.within(peer).is_err(),
         )?;
+        context.within(peer)?;
         context.cleared(peer, index)?;
         // SAFETY: the slot is inside the queue, and ours: there is credit for it and nobody else has its index.
         unsafe { self.pen.write(context.slot(peer, index), descriptor) };
