@@ -10,12 +10,13 @@ nccl4py`; or `ABSENT nccl4py: ...`. A failure is a traceback and a status other 
 import argparse
 import importlib.util
 import multiprocessing
-import multiprocessing.connection
 import os
 import pathlib
 import sys
 
-ABSENT = 77
+import rank_processes
+from rank_processes import ABSENT
+
 WANTED = ("nccl", "cutlass", "torch")
 ROUNDS = 300
 COUNT = 4096  # words of 8 bytes in a put
@@ -140,26 +141,10 @@ def main():
     if a.nccl and not (a.nccl / "lib/libnccl_device.bc").exists():
         print(f"ABSENT nccl4py: there is no {a.nccl}/lib/libnccl_device.bc")
         return 0
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe() for _ in range(1, a.ranks)]
+    pipes = [multiprocessing.Pipe() for _ in range(1, a.ranks)]
     ends = [[one for _, one in pipes]] + [one for one, _ in pipes]
-    running = [context.Process(target=rank_main, args=(rank, a.ranks, a.host_size, a.nccl and str(a.nccl), ends[rank]))
-               for rank in range(a.ranks)]
-    for process in running:
-        process.start()
-    # The first that fails ends the others, who would wait for it.
-    status = 0
-    while running and status == 0:
-        multiprocessing.connection.wait([process.sentinel for process in running])
-        for process in [p for p in running if p.exitcode is not None]:
-            running.remove(process)
-            status = status or process.exitcode
-    for process in running:
-        process.join(2)
-        process.kill()
-    if status == 0:
-        print("PASS nccl4py")
-    return 0 if status in (0, ABSENT) else 1
+    folder = a.nccl and str(a.nccl)
+    return rank_processes.run("nccl4py", rank_main, [(rank, a.ranks, a.host_size, folder, ends[rank]) for rank in range(a.ranks)])
 
 
 if __name__ == "__main__":

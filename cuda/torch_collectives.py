@@ -7,13 +7,12 @@ Says `TORCH ...` once PyTorch is loaded, `USED ...` (the NCCL it was built for a
 """
 import ctypes
 import importlib.util
-import multiprocessing
-import multiprocessing.connection
 import os
 import socket
 import sys
 
-ABSENT = 77
+import rank_processes
+from rank_processes import ABSENT
 
 
 def running_nccl():
@@ -54,23 +53,7 @@ def main():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    running = [context.Process(target=rank_main, args=(r, ranks, port)) for r in range(ranks)]
-    for process in running:
-        process.start()
-    # The first that fails ends the others, who would wait for it.
-    status = 0
-    while running and status == 0:
-        multiprocessing.connection.wait([process.sentinel for process in running])
-        for process in [p for p in running if p.exitcode is not None]:
-            running.remove(process)
-            status = status or process.exitcode
-    for process in running:
-        process.join(2)
-        process.kill()
-    if status == 0:
-        print("PASS torch")
-    return 0 if status in (0, ABSENT) else 1
+    return rank_processes.run("torch", rank_main, [(rank, ranks, port) for rank in range(ranks)])
 
 
 if __name__ == "__main__":
