@@ -39,18 +39,18 @@ const NONE: &str = "none";
 pub fn plugins(variable: &dyn Fn(&str) -> Option<String>) -> Section {
     let mut section = Section::new("Plugin");
     let kinds = [("NCCL_GIN_PLUGIN", "gin"), ("NCCL_RMA_PLUGIN", "rma")];
-    let named = |name: &str| variable(name).filter(|v| !v.is_empty());
-    let own = named("OXYGIN_PLUGIN").unwrap_or_else(|| crate::check::default_plugin().display().to_string());
+    let own =
+        value_of(variable, "OXYGIN_PLUGIN").unwrap_or_else(|| crate::check::default_plugin().display().to_string());
     let remedy = "scripts/install PREFIX, then put PREFIX/lib into LD_LIBRARY_PATH";
     match loads(&own) {
         Ok(path) => section.ok("liboxygin.so", path),
-        Err(e) if kinds.iter().any(|(name, kind)| leads_to_oxygin(named(name).as_deref(), kind)) => {
+        Err(e) if kinds.iter().any(|(name, kind)| leads_to_oxygin(variable, name, kind)) => {
             section.no("liboxygin.so", e, remedy)
         }
         Err(e) => section.wrong("liboxygin.so", e, remedy),
     }
     for (name, kind) in kinds {
-        let value = variable(name).filter(|v| !v.is_empty());
+        let value = value_of(variable, name);
         if value.as_deref().is_some_and(|v| v.eq_ignore_ascii_case(NONE)) {
             section.note(name, "none: NCCL loads no plugin for it");
             continue;
@@ -81,9 +81,14 @@ pub fn candidates(value: Option<&str>, kind: &str) -> Vec<String> {
     value.split(',').filter(|name| !name.is_empty()).flat_map(names_of).collect()
 }
 
-/// Whether NCCL finds oxygin by this value of the kind's variable.
-fn leads_to_oxygin(value: Option<&str>, kind: &str) -> bool {
-    candidates(value, kind).iter().any(|name| names_oxygin(name))
+/// A variable's value; empty is not set.
+fn value_of(variable: &dyn Fn(&str) -> Option<String>, name: &str) -> Option<String> {
+    variable(name).filter(|value| !value.is_empty())
+}
+
+/// Whether NCCL finds oxygin by the kind's variable.
+fn leads_to_oxygin(variable: &dyn Fn(&str) -> Option<String>, name: &str, kind: &str) -> bool {
+    candidates(value_of(variable, name).as_deref(), kind).iter().any(|name| names_oxygin(name))
 }
 
 /// The library is of this version and in this file.
@@ -97,17 +102,17 @@ fn judge(section: &mut Section, code: i32, library: &Path, variable: &dyn Fn(&st
     };
     let line = wanted.variables.iter().map(|v| format!("{}={}", v.name, v.value)).collect::<Vec<_>>().join(" ");
     let decisive = wanted.variables[0].name;
-    let value = variable(decisive).filter(|v| !v.is_empty());
+    let value = value_of(variable, decisive);
     let is_v14 = code >= FIRST_WITH_GIN_V14;
-    let named = |kind: &str, name: &str| leads_to_oxygin(variable(name).filter(|v| !v.is_empty()).as_deref(), kind);
-    let asking = Asking { is_v14, rma_in_use: is_v14 && named("rma", "NCCL_RMA_PLUGIN"), nccl: Some(code) };
+    let rma_in_use = is_v14 && leads_to_oxygin(variable, "NCCL_RMA_PLUGIN", "rma");
+    let asking = Asking { is_v14, rma_in_use, nccl: Some(code) };
     let has_cuda = foreseen.has_cuda;
     let (owner, decided_by) = queue_owner(&config, asking, &|| has_cuda);
     let has_queues = owner == QueueOwner::Plugin;
     let may_be = |kind| config.gin_type.is_none_or(|asked| asked == kind);
     // From 2.30.7 on a GIN plugin whose queues are NCCL's is skipped, and the RMA table driven by NCCL's proxy.
     let is_taken = if has_queues { may_be(DEVICE_GIN_GDAKI) } else { !is_v14 && may_be(DEVICE_GIN_PROXY) };
-    let by_gin = is_taken && named("gin", "NCCL_GIN_PLUGIN");
+    let by_gin = is_taken && leads_to_oxygin(variable, "NCCL_GIN_PLUGIN", "gin");
     let chosen = by_gin || asking.rma_in_use && may_be(DEVICE_GIN_PROXY);
     let set_otherwise = |name: &str, value: &str| {
         name == "NCCL_GIN_TYPE" && config.gin_type.is_some_and(|t| t >= 0 && t.to_string() != value)

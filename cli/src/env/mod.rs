@@ -104,9 +104,7 @@ fn named(asked: Option<&str>, variable: &dyn Fn(&str) -> Option<String>) -> Resu
             let Some(file) = tried.into_iter().find(|p| p.is_file()) else {
                 return Err(format!("{text} is no file, no folder with libnccl.so.2, and no version such as 2.30.7"));
             };
-            // A bare name would be looked for on the linker's paths.
-            let file = std::path::absolute(&file).unwrap_or(file);
-            of(file, Vec::new())
+            of(meant(file), Vec::new())
         }
         None => {
             let mut all = find::libraries(variable).into_iter();
@@ -133,12 +131,16 @@ fn which(nccl: &Nccl) -> String {
     text + ")"
 }
 
+/// What the linker is given for a name that is a file here: a bare one would be looked for on its own paths.
+fn meant(name: PathBuf) -> PathBuf {
+    let here = name.is_file().then(|| std::path::absolute(&name).ok()).flatten();
+    here.unwrap_or(name)
+}
+
 /// The plugin's file, with all links followed: names that are links may be changed while a program runs.
 fn library(asked: Option<PathBuf>) -> Result<PathBuf, String> {
     let name = asked.unwrap_or_else(crate::check::default_plugin);
-    // A bare name that is a file here means that file, not one on the linker's paths.
-    let here = name.is_file().then(|| std::path::absolute(&name).ok()).flatten();
-    let name = here.unwrap_or(name);
+    let name = meant(name);
     let found = find::loads(&name.display().to_string());
     found.map(PathBuf::from).map_err(|e| format!("no plugin at {}: {e}; --plugin PATH names it", name.display()))
 }
