@@ -108,6 +108,11 @@ impl Object for Coll {
 static NEXT_COLL: AtomicU64 = AtomicU64::new(1);
 
 impl Coll {
+    /// Whether a visible signal implies every put received before it, from any peer, as NCCL is told. A fabric sees to
+    /// that where it is told to confirm puts ([`Fabric::confirm_puts`]), which costs an answer behind them; it is told
+    /// so for device code alone that cannot be told otherwise, that of GDAKI.
+    pub const FLUSHES_ALL_PUTS_ON_ANY_SIGNAL: bool = false;
+
     /// Joins the ranks whose 128-byte handles are given. Collective. `arguments`: what is wrong with this rank's, a
     /// handle that is not there among it, which the others are told. Also returns the place for the handle.
     pub fn connect(
@@ -371,11 +376,6 @@ impl Coll {
         sets.iter().try_for_each(|s| s.progress())
     }
 
-    /// Whether a visible signal implies every put received before it, from any peer.
-    pub fn flushes_all_puts_on_any_signal(&self) -> bool {
-        signals_of_all_peers(&self.fabric)
-    }
-
     /// Ends everything: contexts, windows, threads, sockets. Handles of contexts stay valid for destroyContext alone.
     pub fn close(&self) {
         if !self.life.destroy() {
@@ -417,13 +417,6 @@ impl Drop for Coll {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-fn signals_of_all_peers(fabric: &AnyFabric) -> bool {
-    fn of<F: Fabric>(_: &F) -> bool {
-        F::FLUSHES_ALL_PUTS_ON_ANY_SIGNAL
-    }
-    on_fabric!(fabric, f => of(f))
 }
 
 pub(super) fn contribution(common: Vec<u8>) -> Contribution {

@@ -48,8 +48,6 @@ pub struct DeviceSpec {
 /// What a communicator can do for its sets.
 #[derive(Clone, Copy)]
 struct Abilities {
-    /// A visible signal implies every put before it.
-    flushes: bool,
     /// Consumer indices can be where device code is.
     has_credits: bool,
     /// Kernels of peers may add to signals by themselves, from their GPUs.
@@ -79,7 +77,7 @@ struct QueueBlocks {
 impl QueueBlocks {
     /// Allocates, and fills the array for device code.
     fn allocate(spec: &DeviceSpec, world: World, abilities: Abilities) -> Result<Self> {
-        let Abilities { flushes, has_credits, has_visitors, has_managed } = abilities;
+        let Abilities { has_credits, has_visitors, has_managed } = abilities;
         check_numbers(spec.contexts.contexts, spec.counters, spec.signals)?;
         let (n, ranks, size) = (spec.contexts.contexts as usize, world.nranks as usize, queue_size(spec.depth)?);
         let mut memory = Memory::here()?;
@@ -126,7 +124,7 @@ impl QueueBlocks {
             };
             let signal_offsets = offsets + (8 * c * spec.signals as usize) as u64;
             let v2 = ContextV2 { v1, signal_offsets, last_issued_get: own(1), last_visible_get: own(2) };
-            let v3 = ContextV3 { v2, flushes_all_puts_on_any_signal: flushes };
+            let v3 = ContextV3 { v2, flushes_all_puts_on_any_signal: Coll::FLUSHES_ALL_PUTS_ON_ANY_SIGNAL };
             // SAFETY: plain data without pointers to here; the layouts are prefixes of each other, and `v3`, zeroed
             // behind its last field, is the longest.
             let bytes = unsafe {
@@ -186,7 +184,6 @@ impl Coll {
             || {
                 let spec = spec()?;
                 let abilities = Abilities {
-                    flushes: self.flushes_all_puts_on_any_signal(),
                     has_credits: self.keeps_credits_on_gpu(),
                     has_visitors: self.instance.config.gpu_issue.lanes,
                     has_managed: self.brings_queues(),
@@ -287,7 +284,7 @@ mod tests {
     use super::*;
     use crate::proxy::descriptor::layout::Table;
 
-    const ALL: Abilities = Abilities { flushes: true, has_credits: true, has_visitors: true, has_managed: true };
+    const ALL: Abilities = Abilities { has_credits: true, has_visitors: true, has_managed: true };
 
     /// 129 contexts of depth 1024 among 64 ranks: 1032 MiB without a stride; eight peers each take 129 MiB of queues,
     /// and a context that is alone in its group 6 more.

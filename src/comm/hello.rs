@@ -9,7 +9,7 @@ use crate::sys::wire::{Reader, Writer};
 /// Version of this message and of what fabrics put into it and say to each other later; whoever changes one of these
 /// raises it. Ranks of different versions refuse each other with a sentence. The version and the build behind it stay
 /// where they are in all versions from 3 on, so that the sentence can name both builds.
-const VERSION: u16 = 10;
+const VERSION: u16 = 11;
 
 /// The first version that says which build it is.
 const FIRST_WITH_BUILD: u16 = 3;

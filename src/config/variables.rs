@@ -208,9 +208,10 @@ const GENERAL: &[Variable] = &[
         default: "all-peers",
         meaning:
             "What kernels compiled for GDAKI take a visible signal of the software NIC's to say. `all-peers`: that \
-                  every put which had arrived before it is visible, from any peer, as NCCL's device code has it; over \
-                  verbs puts are then complete only when a read has shown that they are visible, and iWARP is refused. \
-                  `per-peer`: that its sender's puts are, which every fabric promises and which saves the reads.",
+                  every put which had arrived before it is visible, from any peer, as NCCL's device code has it; puts \
+                  are then complete only when they are known to be visible, over verbs by a read, over TCP by an \
+                  answer, and iWARP is refused. `per-peer`: that its sender's puts are, which every fabric promises \
+                  and which saves these.",
         accepted: "all-peers, per-peer",
         apply: |config, text| {
             config.gdaki_signals = match text {

@@ -102,17 +102,12 @@ pub trait Fabric: Sized + Send + Sync + 'static {
     /// Whether all ranks must have finished [`Fabric::finish_contexts`] before anyone may send.
     const BARRIER_AFTER_CONTEXTS: bool;
 
-    /// Whether a visible signal implies every put received before it, from any peer.
-    const FLUSHES_ALL_PUTS_ON_ANY_SIGNAL: bool;
-
-    /// Whether it does so with [`Fabric::confirm_puts`], at least.
-    fn can_confirm_puts(&self) -> bool {
-        Self::FLUSHES_ALL_PUTS_ON_ANY_SIGNAL
-    }
+    /// Whether [`Fabric::confirm_puts`] does what it says. Without it a signal tells of its sender's puts alone.
+    fn can_confirm_puts(&self) -> bool;
 
     /// Contexts that are made from here on call a put complete only when it is visible at the peer, so that any signal
-    /// which is sent behind that, by whichever rank, tells of it, too. Does nothing where that is so anyway.
-    fn confirm_puts(&self) {}
+    /// which is sent behind that, by whichever rank, tells of it, too.
+    fn confirm_puts(&self);
 
     /// Registers host memory for local and remote access.
     fn register(&self, region: &Region) -> Result<Registration>;

@@ -12,8 +12,8 @@ use std::ffi::c_void;
 unsafe extern "C" fn get_rma_properties(coll_comm: *mut c_void, props: *mut RmaPropertiesV16) -> NcclResult {
     // SAFETY: NCCL does not close the communicator during a call with it; `props` is NULL or writable.
     guard("getRmaProperties", || unsafe {
-        let coll = object::<Coll>(coll_comm)?;
-        let value = RmaPropertiesV16 { flushes_all_puts_on_any_signal: coll.flushes_all_puts_on_any_signal() };
+        object::<Coll>(coll_comm)?;
+        let value = RmaPropertiesV16 { flushes_all_puts_on_any_signal: Coll::FLUSHES_ALL_PUTS_ON_ANY_SIGNAL };
         store("props", props, value)
     })
 }

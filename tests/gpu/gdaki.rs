@@ -85,6 +85,48 @@ fn kernels_find_their_way_on_gpus() {
     }
 }
 
+/// Device code of GDAKI takes any signal that is sent behind a completion to tell of the put, whoever sends it: so a
+/// put is complete when it is in its place, and not while it is in a socket or on its way to the GPU there.
+#[test]
+fn what_a_kernel_knows_to_be_complete_is_in_its_place() {
+    for transport in ["tcp", "staged", "auto"] {
+        let fake = Fake::take();
+        std::env::set_var("OXYGIN_ENGINE", "gdaki-soft");
+        std::env::set_var("OXYGIN_GDAKI_RINGING", "free-flow");
+        fake.set_transport(transport);
+        let places = [(); 2].map(|()| std::sync::OnceLock::new());
+        job(2, 1, |r| {
+            let (peer, gpu, through) = (1 - r.rank, r.rank as i32, WAYS[5]);
+            let _context = fake.enter(gpu);
+            let on_gpu = |at: u64| fake.peek(at) as u64;
+            let [src, dst] = [(); 2].map(|()| fake.alloc(gpu, 8 * WORDS, false));
+            let [(_, src_gin), (_, dst_gin)] = [src, dst].map(|at| through.register(r, at, 8 * WORDS, PTR_CUDA));
+            places[r.rank].set(dst).expect("once");
+            // SAFETY: inside a window of that many words.
+            let word = |at: u64, i: usize| unsafe { &*((on_gpu(at) + 8 * i as u64) as *const AtomicU64) };
+            let see = |at| Some(on_gpu(at)).filter(|seen| *seen != 0).unwrap_or(at);
+            let kernel = Kernel::new(r, through, Ask::default(), &see);
+            r.job.barrier.wait();
+            let its = *places[peer].get().expect("set before the barrier");
+            for round in 1..=ROUNDS {
+                let bytes = [8, 512, 9000, 8 * WORDS as u64][round as usize % 4];
+                (0..WORDS).for_each(|i| word(src, i).store(round << 16 | i as u64, Ordering::Release));
+                let put = write(kernel.at(dst_gin, peer, 0), kernel.own(src_gin, 0), bytes as u32);
+                let signals: &[_] = if round % 3 == 0 { &[kernel.add_signal(0, peer, 2, 1)] } else { &[] };
+                kernel.qp(0, peer).post(&[&[put], signals].concat());
+                assert_eq!(kernel.qp(0, peer).flush(), Status::Good);
+                let is_there = |i: usize| word(its, i).load(Ordering::Acquire) == round << 16 | i as u64;
+                assert!((0..bytes as usize / 8).all(is_there), "{transport}: {bytes} bytes of round {round}");
+            }
+            assert!(!kernel.has_error());
+            r.job.barrier.wait();
+            kernel.destroy();
+            r.job.barrier.wait();
+        });
+        fake.check();
+    }
+}
+
 /// Copy kernels count completions with what they carry out, a put and its signal as the two entries that they are;
 /// what they leave undone goes by the stream, and the engine counts it. Whoever does, each entry is counted once.
 #[test]

@@ -26,8 +26,8 @@ impl EngineChosen {
 /// What the communicator's fabric promises, which is the same on all ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct FabricPromise {
-    /// A visible signal can imply every put received before it, from any peer: it does so by itself, or contexts can be
-    /// made to ([`Fabric::confirm_puts`](crate::fabric::Fabric::confirm_puts)).
+    /// Contexts can be made to have a visible signal imply every put received before it, from any peer
+    /// ([`Fabric::confirm_puts`](crate::fabric::Fabric::confirm_puts)).
     pub signals_of_all_peers: bool,
     /// It is the verbs fabric, whose ports mlx5 devices' queues are on.
     pub is_verbs: bool,

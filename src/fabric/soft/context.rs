@@ -34,12 +34,14 @@ pub struct Context {
 }
 
 impl Context {
-    /// The contexts with these numbers, which no other context of the communicator has had.
-    pub fn make(shared: &Arc<Progress>, numbers: Range<u32>) -> Vec<Self> {
+    /// The contexts with these numbers, which no other context of the communicator has had. `confirms`: their puts are
+    /// complete only when they are visible at the peer.
+    pub fn make(shared: &Arc<Progress>, numbers: Range<u32>, confirms: bool) -> Vec<Self> {
         let links = shared.links();
         let mut tx_queues: Vec<_> = numbers.clone().map(|_| Vec::with_capacity(links.len())).collect();
         for link in links {
-            let lanes = numbers.clone().map(|n| Arc::new(Lane::new(n, link.peer, link.health.clone())));
+            let lane = |n| Lane::new(n, link.peer, link.health.clone()).confirming(confirms);
+            let lanes = numbers.clone().map(|n| Arc::new(lane(n)));
             let added = link.add_lanes(lanes);
             tx_queues.iter_mut().zip(added).for_each(|(tx_queues, tx)| tx_queues.push(tx));
         }

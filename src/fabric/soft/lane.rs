@@ -80,6 +80,8 @@ pub struct Lane {
     completed: AtomicU32,
     paid: AtomicU32,
     place: AtomicU32,
+    /// Its puts are complete only when they are visible at the peer.
+    pub confirms: bool,
 }
 
 impl Lane {
@@ -93,8 +95,13 @@ impl Lane {
         let (posted, completed, paid) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
         let (stopped, copying) = (AtomicBool::new(false), AtomicBool::new(false));
         let (fault, place) = (Health::default(), AtomicU32::new(Self::NO_PLACE));
-        let bytes = AtomicU64::new(0);
-        Self { context, peer, health, fault, stopped, copying, posted, bytes, completed, paid, place }
+        let (bytes, confirms) = (AtomicU64::new(0), false);
+        Self { context, peer, health, fault, stopped, copying, posted, bytes, completed, paid, place, confirms }
+    }
+
+    /// The same, with its puts complete only when they are visible at the peer, or else once their sources are free.
+    pub fn confirming(self, confirms: bool) -> Self {
+        Self { confirms, ..self }
     }
 
     /// Begins nothing more of it: a fault is about to be told.

@@ -70,6 +70,8 @@ pub struct SoftFabric {
     /// The helper thread, and the movers.
     threads: Mutex<Vec<Thread>>,
     contexts: AtomicU32,
+    /// Contexts call a put complete when it is visible at the peer: [`Fabric::confirm_puts`].
+    confirms: AtomicBool,
     has_closed: AtomicBool,
 }
 
@@ -101,6 +103,7 @@ impl SoftFabric {
             shared: OnceLock::new(),
             threads: Mutex::default(),
             contexts: AtomicU32::new(0),
+            confirms: AtomicBool::new(false),
             has_closed: AtomicBool::new(false),
         })
     }
@@ -134,9 +137,6 @@ impl Fabric for SoftFabric {
     /// Rings and registrations exist before any rank can learn of them.
     const BARRIER_AFTER_CONTEXTS: bool = false;
 
-    /// Puts and signals are CPU stores of this rank's own memory, in order, or a completed kernel copy.
-    const FLUSHES_ALL_PUTS_ON_ANY_SIGNAL: bool = true;
-
     fn hello(&self) -> Vec<u8> {
         self.hello.encode()
     }
@@ -166,11 +166,22 @@ impl Fabric for SoftFabric {
     fn prepare_contexts(&self, spec: &ContextSpec) -> Result<(Self::Pending, Vec<u8>)> {
         let shared = self.shared()?;
         let first = self.contexts.fetch_add(spec.contexts, Ordering::Relaxed);
-        Ok((Context::make(shared, first..first + spec.contexts), Vec::new()))
+        let confirms = self.confirms.load(Ordering::Relaxed);
+        Ok((Context::make(shared, first..first + spec.contexts, confirms), Vec::new()))
     }
 
     fn finish_contexts(&self, pending: Self::Pending, _from: &[&[u8]]) -> Result<Vec<Context>> {
         Ok(pending)
+    }
+
+    fn can_confirm_puts(&self) -> bool {
+        true
+    }
+
+    /// What peers fetch, and what goes within a process, is visible when it is complete. A put through a ring or over
+    /// TCP is complete once its source is free, and may be behind the signals of others: its peer is asked.
+    fn confirm_puts(&self) {
+        self.confirms.store(true, Ordering::Relaxed);
     }
 
     fn register(&self, region: &Region) -> Result<Registration> {

@@ -3,6 +3,7 @@
 
 mod batches;
 mod closing;
+mod confirmed;
 mod deregistration;
 mod gets;
 mod refused;

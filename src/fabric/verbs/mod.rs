@@ -276,9 +276,6 @@ impl Fabric for VerbsFabric {
 
     const BARRIER_AFTER_CONTEXTS: bool = true;
 
-    /// A signal of one queue pair says nothing of another's puts, which may still be on their way through PCIe.
-    const FLUSHES_ALL_PUTS_ON_ANY_SIGNAL: bool = false;
-
     fn pci_address(&self) -> Option<&str> {
         self.pci_address.as_deref()
     }
@@ -288,6 +285,7 @@ impl Fabric for VerbsFabric {
         self.iwarp.is_none()
     }
 
+    /// A signal of one queue pair says nothing of another's puts, which may still be on their way through PCIe.
     fn confirm_puts(&self) {
         self.confirms.store(self.can_confirm_puts(), Ordering::Relaxed);
     }

@@ -24,6 +24,11 @@ pub struct Cell {
 }
 
 impl Cell {
+    /// One whose value is known.
+    pub fn holding(value: u64) -> Self {
+        Self { value: AtomicU64::new(value), is_set: AtomicBool::new(true) }
+    }
+
     fn set(&self, value: u64) {
         self.value.store(value, Ordering::Relaxed);
         self.is_set.store(true, Ordering::Release);

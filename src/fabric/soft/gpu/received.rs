@@ -116,7 +116,7 @@ impl Sender {
     }
 }
 
-/// An atomic operation of a peer on another host, with the engine.
+/// What a peer on another host is to be told once the engine has done it: an atomic operation, or all before a fence.
 pub struct Answered {
     lane: Arc<Lane>,
     behind: Seq,
@@ -124,7 +124,7 @@ pub struct Answered {
 }
 
 impl Answered {
-    /// What its word held, once it is carried out and visible; `Err`: it never will be, as its sender is told.
+    /// What its word held, or anything, once it is done and visible; `Err`: it never will be, as its sender is told.
     pub fn value(&self) -> crate::error::Result<Option<u64>> {
         Ok(self.lane.test(self.behind)?.then(|| self.cell.get()).flatten())
     }
@@ -366,6 +366,12 @@ impl Received {
                 self.await_end(source.rank, &lane, Pulling { context, behind, number, _source: None });
             }
         }
+    }
+
+    /// What came of a context over TCP before, until it is in place; `None`: it is, as what is for host memory is.
+    pub fn in_place(&self, source: Source) -> Option<Answered> {
+        let lane = self.senders[source.rank as usize].lock().busy_lane(source)?;
+        Some(Answered { behind: lane.last(), lane, cell: Arc::new(Cell::holding(0)) })
     }
 
     /// Acknowledges the pulls that are done. `advance` tells the sender of one that failed.

@@ -53,7 +53,9 @@ impl Link {
         begin(ops.len());
         lane.count(ops.iter().map(Op::len).sum());
         let (mut pushed, mut done, mut last) = (0, 0, None);
-        let near = if lane.is_idle() { self.route.near() } else { None };
+        // What the peer is to confirm is asked for by the lane's turn.
+        let is_plain = || !lane.confirms || ops.iter().all(Op::is_empty);
+        let near = if lane.is_idle() && is_plain() { self.route.near() } else { None };
         if let Some(mut port) = near {
             for op in ops {
                 let Transfer::Put(put) = op.transfer() else { break };
@@ -110,7 +112,8 @@ impl Link {
             return Ok(lane.last());
         }
         let done_of = |nth| if nth == 0 { done } else { 0 };
-        let run = |(nth, &work)| Running { seq: lane.number(), work, done: done_of(nth), bounce: None };
+        let run =
+            |(nth, &work)| Running { seq: lane.number(), work, done: done_of(nth), bounce: None, is_pushed: false };
         let running = ops.iter().enumerate().map(run);
         let way = self.route.way();
         if way == RouteKind::Far {
@@ -150,7 +153,7 @@ impl Link {
         // A source in GPU memory costs its length nothing here: others fetch it.
         let now = match way {
             RouteKind::Own | RouteKind::Unknown => small,
-            RouteKind::Near => on_gpu && was_empty,
+            RouteKind::Near => (on_gpu || lane.confirms && small) && was_empty,
             _ => false,
         };
         if now && way == RouteKind::Near && matches!(queue.state, LaneState::Ready) {

@@ -84,6 +84,21 @@ impl Link {
         Ok(Flush::Until(seq))
     }
 
+    /// Has the peer say when the lane's first operation, all of which is in its ring, is in place.
+    pub(super) fn ask_to_confirm(&self, tx: &TxQueue, queue: &mut LaneQueue) -> Step {
+        // By other ways what is complete is in place, and they are taken once the ring is read.
+        if self.route.way() != RouteKind::Near {
+            return Step::Finished;
+        }
+        let Some(mut port) = self.route.near() else { return Step::Full };
+        let number = Seq(queue.pulls.issued).next();
+        if !port.push_fence(tx.lane.context, number) {
+            return Step::Full;
+        }
+        queue.pulls.issued = number.0;
+        Step::Out(Until::Pulled(number), None)
+    }
+
     /// Completes what is done of a lane. Returns whether anything was, or is on its way on this rank's GPU, which is
     /// asked once, and noted in `asked`.
     pub(super) fn settle(&self, shared: &Domain, tx: &TxQueue, queue: &mut LaneQueue, asked: &mut bool) -> bool {
@@ -140,7 +155,7 @@ pub(super) fn pull(shared: &Domain, port: &mut Port, put: &Put, lane: &Lane, pul
         return Some(Step::Full);
     }
     pulls.issued = number.0;
-    Some(Step::Out(Until::Pulled(number), used))
+    Some(Step::Out(Until::Pulled(number), Some(used)))
 }
 
 /// Fetches a get's bytes by this rank's own engine, if the source is mapped here; `in_engine` counts it while the
@@ -172,5 +187,5 @@ pub(super) fn fetch(
     // It was mapped for the GPU that copies it.
     let op = Op { window, home, is_get: true, is_open: true, ..Op::copy(owner, from, to, get.len) };
     shared.engine.submit(std::iter::once(op));
-    Ok(Some(Step::Out(Until::Fetched(seq), found.used)))
+    Ok(Some(Step::Out(Until::Fetched(seq), Some(found.used))))
 }

@@ -26,7 +26,7 @@ pub enum Step {
     /// Whoever has it now completes it.
     HandedOver,
     /// It is on its way by somebody else's hands and complete after this; the window must stay meanwhile.
-    Out(Until, Use),
+    Out(Until, Option<Use>),
     /// No room in the ring, or no way yet.
     Full,
     /// Its bytes are on their way from the GPU.

@@ -90,6 +90,8 @@ impl Link {
             };
             // It may have been dropped while the lock was free.
             let Some(task) = queue.tasks.front_mut().filter(|t| t.seq == seq) else { continue };
+            let is_in_ring = self.route.way() == RouteKind::Near
+                && matches!(task.work.transfer(), Transfer::Put(put) if put.len > 0);
             let finished = match step {
                 Step::Moved(n) => {
                     task.done += n;
@@ -104,7 +106,7 @@ impl Link {
                 }
                 Step::Out(until, used) => {
                     queue.tasks.pop_front();
-                    queue.remote.push(seq, until, Some(used));
+                    queue.remote.push(seq, until, used);
                     continue;
                 }
                 Step::Full => return (queue, Turn::Full),
@@ -115,6 +117,10 @@ impl Link {
                     return (queue, Turn::Over);
                 }
             };
+            if finished && tx.lane.confirms && !task.is_pushed && is_in_ring {
+                task.is_pushed = true;
+                continue;
+            }
             if finished {
                 queue.tasks.pop_front();
                 match queue.remote.is_empty() {
@@ -142,6 +148,10 @@ impl Link {
     ) -> (Locked<'a>, Result<Step>) {
         let (lane, way) = (&tx.lane, self.route.way());
         let Some(task) = queue.tasks.front_mut() else { return (queue, Ok(Step::Full)) };
+        if task.is_pushed {
+            let step = self.ask_to_confirm(tx, &mut queue);
+            return (queue, Ok(step));
+        }
         let on_gpu = task.work.is_on_gpu();
         if on_gpu && matches!(way, RouteKind::Own | RouteKind::Near) {
             match self.route_by_gpu(shared) {

@@ -23,6 +23,8 @@ pub struct Running {
     pub done: u64,
     /// The next piece of a source in GPU memory, on its way to another process.
     pub bounce: Option<Bounce>,
+    /// All of it is in the peer's ring, and it only awaits confirmation.
+    pub is_pushed: bool,
 }
 
 /// What a lane is at.

@@ -36,11 +36,12 @@ pub struct Gpu {
     full: AtomicBool,
     /// The engine got something to do; set behind that, for whoever takes it away polls the engine and may then sleep.
     stirred: AtomicBool,
-    /// Held by each atomic operation that the engine has and whose answer is not sent.
+    /// Held by each answer that is not sent, as the engine has not done what it tells of.
     awaited: Arc<()>,
 }
 
-/// An atomic operation of a peer that the engine has: while there are any, who waits looks again.
+/// An atomic operation of a peer that the engine has, or what it put before: while there are any, who waits looks
+/// again.
 pub struct Awaited {
     answered: Answered,
     _one: Arc<()>,
@@ -192,6 +193,12 @@ impl Gpu {
         let answered = received.atomic(engine, source, (key, addr), *request);
         self.stirred.store(true, Ordering::Release);
         Some(answered.map(|answered| Awaited { answered, _one: self.awaited.clone() }))
+    }
+
+    /// What a sender's context has put before is in place, or will be when this has a value.
+    pub fn in_place(&self, source: Source) -> Option<Awaited> {
+        let (_, received) = self.engine.get()?;
+        Some(Awaited { answered: received.in_place(source)?, _one: self.awaited.clone() })
     }
 
     /// Has the engine start the fetches that it was given since. Before a send, too: the copy kernel brings the bytes

@@ -6,6 +6,7 @@ mod bulk;
 mod drain;
 mod ending;
 mod failing;
+mod fences;
 mod places;
 mod spread;
 mod staged;
@@ -85,6 +86,8 @@ pub struct Conn {
     storing: VecDeque<(PinnedBuffer, FrameOwner)>,
     /// What words held before atomic operations, by context and number, as came here.
     fetched: Vec<(u32, u32, u64)>,
+    /// Fences that were answered here, by context and number.
+    fenced: Vec<(u32, Seq)>,
     /// What the peer has refused here.
     refusals: Vec<(Refusal, u32, WindowBytes)>,
     /// Places of lanes whose gets found their windows gone, with the keys.
@@ -147,6 +150,8 @@ pub struct Initiator {
     ends_due: bool,
     /// Atomic operations without an answer.
     fetching: VecDeque<atomics::Fetching>,
+    /// A lane may want a fence.
+    fences_due: bool,
 }
 
 impl Initiator {
@@ -174,6 +179,7 @@ impl Initiator {
             fault: None,
             ends_due: false,
             fetching: VecDeque::new(),
+            fences_due: false,
         }
     }
 
@@ -210,7 +216,8 @@ impl Initiator {
                         return self.fail_lane(&task.lane, e);
                     }
                     if stage(lane, conn, put, stripes) {
-                        lane.done(task.seq);
+                        lane.done(task.seq, put.len > 0);
+                        self.fences_due |= lane.wants_fence;
                         return;
                     }
                 }
@@ -234,7 +241,9 @@ impl Initiator {
         self.hungry = false;
         while blocked < self.ring.len() {
             let Some(at) = self.ring.pop_front() else { return };
-            match self.turn(at as usize) {
+            let turn = self.turn(at as usize);
+            self.fences_due |= self.lanes[at as usize].as_ref().is_some_and(|lane| lane.wants_fence);
+            match turn {
                 Turn::Empty => {
                     if let Some(lane) = &mut self.lanes[at as usize] {
                         lane.queued = false;
@@ -294,7 +303,7 @@ impl Initiator {
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
                     }
                     lane.pop();
-                    lane.done(seq);
+                    lane.done(seq, put.len > 0);
                     small += HEADER + put.len as usize;
                     if small >= SMALL_TURN {
                         return Turn::Moved;
@@ -311,7 +320,7 @@ impl Initiator {
                     let Some(stripe) = has_room.then(stripe).flatten() else {
                         return if small > 0 { Turn::Moved } else { Turn::Blocked };
                     };
-                    let id = lane.begin_or_go_on(seq);
+                    let id = lane.begin_or_go_on(seq, true);
                     let place =
                         WindowBytes { rkey: put.rkey, addr: put.remote.wrapping_add(lane.cut), len: len as u32 };
                     let owner = FrameOwner { lane: at as u32, operation: id };
@@ -323,7 +332,7 @@ impl Initiator {
                 Transfer::Atomic(_) => return Turn::Blocked,
                 Transfer::Get(get) if get.len == 0 => {
                     lane.pop();
-                    lane.done(seq);
+                    lane.done(seq, false);
                 }
                 Transfer::Get(get) => {
                     let stripe = self.spread.for_get(&self.conns, get.len);
@@ -347,6 +356,7 @@ impl Initiator {
         let (mut total, mut moved) = (0, self.advance_staged());
         loop {
             self.fill();
+            self.send_fences();
             let mut again = false;
             let own = if self.movers { STRIPES } else { self.conns.len() };
             for (stripe, conn) in self.conns[..own].iter_mut().enumerate() {
@@ -402,9 +412,10 @@ impl Initiator {
 }
 
 impl TaskQueue {
-    fn begin_or_go_on(&mut self, seq: crate::rma::seq::Seq) -> u64 {
+    /// See [`TaskQueue::begin`].
+    fn begin_or_go_on(&mut self, seq: Seq, puts: bool) -> u64 {
         if self.cut == 0 {
-            self.cutting = self.begin(seq);
+            self.cutting = self.begin(seq, puts);
         }
         self.cutting
     }

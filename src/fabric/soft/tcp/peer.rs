@@ -400,6 +400,7 @@ impl Tcp {
     fn end_link(&self, peer: &Peer, link: &mut Initiator, stripe: usize, why: Lost) {
         let error = match why {
             Lost::Fin => {
+                link.confirm_all();
                 peer.left.store(true, Ordering::Release);
                 link.is_busy().then(|| peer.has_left())
             }

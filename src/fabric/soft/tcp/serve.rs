@@ -4,7 +4,9 @@ mod answer;
 mod arrived;
 mod atomics;
 mod closing;
+mod due;
 mod ending;
+mod fences;
 mod gathered;
 mod landing;
 mod limit;
@@ -13,8 +15,8 @@ mod staged;
 
 pub use self::arrived::Arrived;
 
-use self::answer::Answer;
-use self::atomics::Due;
+use self::answer::{Answer, Awaits};
+use self::due::Due;
 use super::gpu::{Awaited, Gpu};
 use super::order::{Order, WaitingSignals, EXPRESS};
 use super::receive_buffer::{Got, ReceiveBuffer};
@@ -392,20 +394,15 @@ impl Inbound {
                 }
                 Frame::Get { context, place } => {
                     self.receive_buffer.consume(HEADER);
-                    let on_gpu = staged::may_fetch(&place, lanes.gpu);
-                    if !lanes.is_refused(context)
-                        && (on_gpu || held.resolve(place.rkey, place.addr, place.len as u64).is_some())
-                    {
-                        let header = Frame::Data { len: place.len }.emit();
-                        let answer =
-                            Answer { header, context, place, sent: 0, bare: false, buffer: None, fetching: None };
-                        self.answers.push_back(answer);
-                    } else {
-                        self.say_refused(lanes, Refusal::Get, context, place);
-                    }
+                    self.take_get(lanes, &held, context, place);
                 }
                 Frame::Atomic { context, place, counted } => {
                     if !self.take_atomic(lanes, &held, (context, place, counted))? {
+                        return Ok(());
+                    }
+                }
+                Frame::Fence { context, number, counted } => {
+                    if !self.take_fence(lanes, &held, (context, number, counted))? {
                         return Ok(());
                     }
                 }
@@ -418,11 +415,22 @@ impl Inbound {
                     self.fin = true;
                     return Ok(());
                 }
-                Frame::Data { .. } | Frame::Fetched { .. } | Frame::Refused { .. } => {
+                Frame::Data { .. } | Frame::Fetched { .. } | Frame::Fenced { .. } | Frame::Refused { .. } => {
                     return Err(io::Error::new(io::ErrorKind::InvalidData, "an answer where a request is due"));
                 }
             }
         }
+    }
+
+    /// A peer asks for bytes.
+    fn take_get(&mut self, lanes: &Lanes, held: &Held, context: u32, place: WindowBytes) {
+        let on_gpu = staged::may_fetch(&place, lanes.gpu);
+        let is_there = || on_gpu || held.resolve(place.rkey, place.addr, place.len as u64).is_some();
+        if lanes.is_refused(context) || !is_there() {
+            return self.say_refused(lanes, Refusal::Get, context, place);
+        }
+        let header = Frame::Data { len: place.len }.emit();
+        self.answers.push_back(Answer { header, context, place, sent: 0, bare: false, buffer: None, awaited: None });
     }
 
     /// Copies what is staged of the current put to its place; `true`: it is complete.

@@ -71,8 +71,8 @@ mod hello {
     pub const SILENCE: Range<usize> = 40..44;
     pub const ZERO: Range<usize> = 44..48;
     /// The last byte is the version of everything in this file.
-    pub const CALL: &[u8; 8] = b"oxyTCPc\x04";
-    pub const ANSWER: &[u8; 8] = b"oxyTCPa\x04";
+    pub const CALL: &[u8; 8] = b"oxyTCPc\x05";
+    pub const ANSWER: &[u8; 8] = b"oxyTCPa\x05";
 }
 
 impl Hello {
@@ -234,6 +234,23 @@ pub enum Frame {
         /// The connections on which this is said, a bit each.
         conns: u32,
     },
+    /// Asks for a word once the puts of its lane before it are visible, due as a signal is. The counts follow, if it
+    /// has them. Answered by one `Fenced`, on any connection, or `Refused`.
+    Fence {
+        /// The lane's context.
+        context: u32,
+        /// Its number among those of its lane.
+        number: u32,
+        /// It waits for put frames of its lane as many as the counts say, one a stripe.
+        counted: bool,
+    },
+    /// All puts before a fence, and before earlier ones of its lane, are visible.
+    Fenced {
+        /// The context that asked.
+        context: u32,
+        /// The fence's number there.
+        number: u32,
+    },
 }
 
 mod field {
@@ -260,6 +277,8 @@ mod kind {
     pub const END: u8 = 0xa6;
     pub const ATOMIC: u8 = 0xa7;
     pub const FETCHED: u8 = 0xa8;
+    pub const FENCE: u8 = 0xa9;
+    pub const FENCED: u8 = 0xaa;
 }
 
 mod flag {
@@ -270,12 +289,12 @@ mod flag {
 impl Frame {
     fn check(b: &[u8; HEADER]) -> Result<(), Malformed> {
         let (kind, flags) = (b[field::KIND], b[field::FLAGS]);
-        if !(kind::PUT..=kind::FETCHED).contains(&kind) {
+        if !(kind::PUT..=kind::FENCED).contains(&kind) {
             return Err(Malformed("an unknown kind of frame"));
         }
         if flags & !(flag::BELL | flag::COUNTED) != 0
-            || (flags == flag::COUNTED) != (flags != 0 && kind == kind::ATOMIC)
-            || (flags != 0 && kind != kind::PUT && kind != kind::ATOMIC)
+            || (flags == flag::COUNTED) != (flags != 0 && matches!(kind, kind::ATOMIC | kind::FENCE))
+            || (flags != 0 && !matches!(kind, kind::PUT | kind::ATOMIC | kind::FENCE))
             || b[field::ZERO] != [0; 4]
         {
             return Err(Malformed("flags that do not fit"));
@@ -323,6 +342,8 @@ impl Frame {
             kind::FIN => Frame::Fin,
             kind::ATOMIC => Frame::Atomic { context, place, counted: b[field::FLAGS] & flag::COUNTED != 0 },
             kind::FETCHED => Frame::Fetched { context, seq: place.rkey, value: place.addr },
+            kind::FENCE => Frame::Fence { context, number: place.rkey, counted: b[field::FLAGS] & flag::COUNTED != 0 },
+            kind::FENCED => Frame::Fenced { context, number: place.rkey },
             _ => Frame::End { context, conns: place.rkey },
         })
     }
@@ -375,6 +396,15 @@ impl Frame {
                 lane(*context, &WindowBytes { rkey: *conns, addr: 0, len: 0 });
                 b[field::KIND] = kind::END;
             }
+            Frame::Fence { context, number, counted } => {
+                lane(*context, &WindowBytes { rkey: *number, addr: 0, len: 0 });
+                b[field::KIND] = kind::FENCE;
+                b[field::FLAGS] = if *counted { flag::COUNTED } else { 0 };
+            }
+            Frame::Fenced { context, number } => {
+                lane(*context, &WindowBytes { rkey: *number, addr: 0, len: 0 });
+                b[field::KIND] = kind::FENCED;
+            }
         }
         b
     }
@@ -393,98 +423,5 @@ pub fn parse_counts(b: &[u8], stripes: usize) -> Counts {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn place() -> impl Strategy<Value = WindowBytes> {
-        (any::<u32>(), any::<u64>(), 0..=MAX_PAYLOAD).prop_map(|(rkey, addr, len)| WindowBytes { rkey, addr, len })
-    }
-
-    fn bell() -> impl Strategy<Value = Bell> {
-        (any::<u32>(), any::<u64>(), any::<u64>(), any::<bool>()).prop_map(|(rkey, addr, value, counted)| Bell {
-            rkey,
-            addr,
-            value,
-            counted,
-        })
-    }
-
-    fn frame() -> impl Strategy<Value = Frame> {
-        let why = [Refusal::Put, Refusal::Get, Refusal::Signal, Refusal::Contexts, Refusal::Late, Refusal::Atomic];
-        let why = proptest::sample::select(why.to_vec());
-        prop_oneof![
-            (any::<u32>(), place(), proptest::option::of(bell())).prop_map(|(context, place, bell)| Frame::Put {
-                context,
-                place,
-                bell
-            }),
-            (any::<u32>(), place()).prop_map(|(context, place)| Frame::Get { context, place }),
-            (0..=MAX_PAYLOAD).prop_map(|len| Frame::Data { len }),
-            (why, any::<u32>(), place()).prop_map(|(why, context, place)| Frame::Refused { why, context, place }),
-            Just(Frame::Fin),
-            (any::<u32>(), place(), any::<bool>()).prop_map(|(context, place, counted)| Frame::Atomic {
-                context,
-                place,
-                counted
-            }),
-            (any::<u32>(), any::<u32>(), any::<u64>()).prop_map(|(context, seq, value)| Frame::Fetched {
-                context,
-                seq,
-                value
-            }),
-            (any::<u32>(), any::<u32>()).prop_map(|(context, conns)| Frame::End { context, conns }),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn frames_come_back(f in frame()) {
-            prop_assert_eq!(Frame::parse(&f.emit()), Ok(f));
-        }
-
-        #[test]
-        fn any_bytes_parse_or_not(b in any::<[u8; HEADER]>(), kind in 0xa0u8..0xaa) {
-            let mut b = b;
-            let _ = Frame::parse(&b);
-            b[0] = kind;
-            if let Ok(f) = Frame::parse(&b) {
-                prop_assert_eq!(Frame::parse(&f.emit()), Ok(f));
-            }
-        }
-
-        #[test]
-        fn greetings_come_back(
-            token in any::<[u8; 16]>(), from in 0u32..9, to in 0u32..9, stripe in 0u16..3, answer: bool, silence: u32,
-        ) {
-            let h = Hello { answer, token, from, to, nranks: 9, stripe, stripes: 3, silence };
-            prop_assert_eq!(Hello::parse(&h.emit()), Ok(h));
-        }
-
-        #[test]
-        fn any_bytes_greet_or_not(b in any::<[u8; HELLO]>()) {
-            let mut b = b;
-            prop_assert!(Hello::parse(&b).is_err());
-            b[..8].copy_from_slice(b"oxyTCPc\x04");
-            if let Ok(h) = Hello::parse(&b) {
-                prop_assert!(h.from < h.nranks && h.to < h.nranks && (h.stripe < h.stripes || h.is_life()));
-            }
-        }
-    }
-
-    #[test]
-    fn an_oversized_payload_is_malformed() {
-        let f = Frame::Data { len: MAX_PAYLOAD + 1 };
-        assert_eq!(Frame::parse(&f.emit()), Err(Malformed("a frame that is too long")));
-    }
-
-    #[test]
-    fn greetings_name_possible_ranks_and_stripes() {
-        let h = Hello { answer: false, token: [7; 16], from: 1, to: 2, nranks: 3, stripe: 0, stripes: 1, silence: 0 };
-        assert!(Hello::parse(&Hello { from: 3, ..h }.emit()).is_err());
-        assert!(Hello::parse(&Hello { to: 3, ..h }.emit()).is_err());
-        assert!(Hello::parse(&Hello { stripe: 1, ..h }.emit()).is_err());
-        assert!(Hello::parse(&Hello { stripe: 1, stripes: 0, ..h }.emit()).is_err());
-        assert!(Hello::parse(&Hello { stripes: 19, ..h }.emit()).is_err());
-    }
-}
+#[path = "wire_tests.rs"]
+mod tests;

@@ -104,6 +104,7 @@ impl Conn {
                 }
                 Ok(Frame::Refused { why, context, place }) => self.refusals.push((why, context, place)),
                 Ok(Frame::Fetched { context, seq, value }) => self.fetched.push((context, seq, value)),
+                Ok(Frame::Fenced { context, number }) => self.fenced.push((context, Seq(number))),
                 Ok(Frame::Fin) => return Err(Lost::Fin),
                 _ => break,
             }
@@ -121,6 +122,9 @@ impl Initiator {
         }
         if !self.conns[stripe].fetched.is_empty() {
             self.take_fetched(stripe);
+        }
+        if !self.conns[stripe].fenced.is_empty() {
+            self.take_fenced(stripe);
         }
         if !self.conns[stripe].refusals.is_empty() {
             self.take_refusals(stripe);
@@ -184,7 +188,7 @@ pub fn ask_next(lane: &mut TaskQueue, conn: &mut Conn, at: usize, seq: Seq, get:
     if !conn.may_ask(len) {
         return false;
     }
-    let id = lane.begin_or_go_on(seq);
+    let id = lane.begin_or_go_on(seq, false);
     ask(lane, conn, get, len, FrameOwner { lane: at as u32, operation: id });
     lane.advance(id, len, left == len as u64);
     true

@@ -43,7 +43,7 @@ impl Initiator {
             }
             _ => None,
         };
-        let (context, id) = (lane.lane.context, lane.begin_or_go_on(seq));
+        let (context, id) = (lane.lane.context, lane.begin_or_go_on(seq, false));
         let place = WindowBytes { rkey: atomic.rkey, addr: atomic.remote, len: atomic.width.bytes() as u32 };
         send_buffer.copy(&Frame::Atomic { context, place, counted: lane.bulk }.emit());
         if lane.bulk {

@@ -74,6 +74,7 @@ impl Initiator {
         self.fetching.clear();
         for conn in &mut self.conns {
             conn.fetched.clear();
+            conn.fenced.clear();
             conn.asked.clear();
             conn.landing = false;
             conn.starved = false;
@@ -106,6 +107,7 @@ impl Initiator {
             let received = self.receive_some(stripe);
             let conn = &mut self.conns[stripe];
             conn.fetched.clear();
+            conn.fenced.clear();
             conn.refusals.clear();
             conn.withdrawn.clear();
             came |= matches!(received, Ok(true));

@@ -179,7 +179,7 @@ impl Initiator {
                 conn.send_buffer.borrow(from.local, put.len as usize, FrameOwner::NOBODY, buffer);
             }
             lane.pop();
-            lane.done(seq);
+            lane.done(seq, true);
             return Ok(Turn::Empty);
         }
         let Some(stripe) = self.spread.for_put(&self.conns, put.len, AHEAD * CHUNK) else { return Ok(Turn::Blocked) };
@@ -189,7 +189,7 @@ impl Initiator {
             self.hungry = true;
             return Ok(Turn::Blocked);
         };
-        let id = lane.begin_or_go_on(seq);
+        let id = lane.begin_or_go_on(seq, true);
         let place = WindowBytes { rkey: put.rkey, addr: put.remote.wrapping_add(lane.cut), len: len as u32 };
         let owner = FrameOwner { lane: at as u32, operation: id };
         let addr = buffer.host() as u64;

@@ -12,8 +12,17 @@ pub(super) struct Answer {
     pub(super) bare: bool,
     /// The bytes, if they come from GPU memory.
     pub(super) buffer: Option<PinnedBuffer>,
-    /// The number of an atomic operation that the engine has, whose value is not known yet.
-    pub(super) fetching: Option<(u32, Awaited)>,
+    /// The engine has not done yet what it tells of.
+    pub(super) awaited: Option<(Awaits, Awaited)>,
+}
+
+/// What an answer tells of.
+#[derive(Clone, Copy)]
+pub(super) enum Awaits {
+    /// What a word held before the atomic operation with this number.
+    Value(u32),
+    /// That bytes are in place.
+    Bytes,
 }
 
 impl Answer {

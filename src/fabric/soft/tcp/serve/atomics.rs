@@ -6,15 +6,6 @@ use crate::fabric::soft::atomic::{change, AtomicRequest};
 /// Answers that are looked into before their turn.
 const AHEAD: usize = 16;
 
-/// What is done once what its lane sent before is in place.
-#[derive(Clone, Copy)]
-pub enum Due {
-    /// A signal.
-    Bell(Bell),
-    /// An atomic operation on the word at a place.
-    Atomic(WindowBytes, AtomicRequest),
-}
-
 impl Inbound {
     /// The frame of an atomic operation is at the front. `false`: not all of it is here, or it is not to be read now.
     pub(super) fn take_atomic(
@@ -34,40 +25,20 @@ impl Inbound {
         let Some(request) = request else {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a malformed atomic operation"));
         };
-        let counts = if counted { parse_counts(&staged[HEADER..], lanes.stripes) } else { [0; MAX_STRIPES] };
+        let counts = counted.then(|| parse_counts(&staged[HEADER..], lanes.stripes));
         self.receive_buffer.consume(header + AtomicRequest::LEN);
-        let due = Due::Atomic(place, request);
-        if !counted {
-            self.carry_out(lanes, context, &due, held);
-            return Ok(true);
-        }
-        lanes.hand_over();
-        let serving = lanes.serving;
-        let mut orders = serving.orders.lock();
-        if lanes.is_refused(context) {
-            return Ok(true);
-        }
-        if !orders.contains_key(&context) && orders.len() >= CONTEXTS {
-            self.say_refused(lanes, Refusal::Contexts, context, place);
-            return Ok(true);
-        }
-        let order = orders.entry(context).or_insert_with(|| Order::counted_in(&lanes.serving.held));
-        if let Some(due) = order.rings(counts, due) {
-            self.carry_out(lanes, context, &due, held);
-            lanes.hand_over();
-        }
+        self.take_due(lanes, held, (context, place), counts, Due::Atomic(place, request));
         Ok(true)
     }
 
-    /// Does what is due.
-    pub(super) fn carry_out(&mut self, lanes: &mut Lanes, context: u32, due: &Due, held: &Held) {
-        match due {
-            Due::Bell(bell) => self.ring(lanes, context, bell, held),
-            Due::Atomic(place, request) => self.change(lanes, context, place, request, held),
-        }
-    }
-
-    fn change(&mut self, lanes: &mut Lanes, context: u32, place: &WindowBytes, request: &AtomicRequest, held: &Held) {
+    pub(super) fn change(
+        &mut self,
+        lanes: &mut Lanes,
+        context: u32,
+        place: &WindowBytes,
+        request: &AtomicRequest,
+        held: &Held,
+    ) {
         if lanes.is_refused(context) {
             return;
         }
@@ -80,9 +51,9 @@ impl Inbound {
         // It follows what was gathered.
         lanes.hand_over();
         let mut answer =
-            Answer { header: [0; HEADER], context, place: *place, sent: 0, bare: true, buffer: None, fetching: None };
+            Answer { header: [0; HEADER], context, place: *place, sent: 0, bare: true, buffer: None, awaited: None };
         match (lanes.gpu.atomic(Source::far(lanes.sender, context), place.rkey, place.addr, request), at) {
-            (Some(Some(awaited)), _) => answer.fetching = Some((request.seq, awaited)),
+            (Some(Some(awaited)), _) => answer.awaited = Some((Awaits::Value(request.seq), awaited)),
             (None, Some(at)) => {
                 // SAFETY: an aligned word of a registered window, which stays one while `held` lives.
                 let value = unsafe { change(at, &request.change, width) };
@@ -94,22 +65,24 @@ impl Inbound {
         self.answers.push_back(answer);
     }
 
-    /// Gives answers the values that the engine has fetched since; of what it refused, its sender is told otherwise.
+    /// Gives answers what the engine has done since; of what it refused, its sender is told otherwise.
     pub(super) fn take_fetched(&mut self) {
         let mut are_lost = false;
         for a in self.answers.iter_mut().take(AHEAD) {
-            let Some((seq, awaited)) = &a.fetching else { continue };
+            let Some((awaits, awaited)) = &a.awaited else { continue };
             match awaited.value() {
                 Ok(None) => {}
                 Ok(Some(value)) => {
-                    a.header = Frame::Fetched { context: a.context, seq: *seq, value }.emit();
-                    a.fetching = None;
+                    if let Awaits::Value(seq) = *awaits {
+                        a.header = Frame::Fetched { context: a.context, seq, value }.emit();
+                    }
+                    a.awaited = None;
                 }
                 Err(_) => are_lost = true,
             }
         }
         if are_lost {
-            self.answers.retain(|a| a.fetching.as_ref().is_none_or(|(_, awaited)| awaited.value().is_ok()));
+            self.answers.retain(|a| a.awaited.as_ref().is_none_or(|(_, awaited)| awaited.value().is_ok()));
         }
     }
 }

@@ -56,15 +56,7 @@ impl Inbound {
     pub(super) fn say_refused(&mut self, lanes: &Lanes, why: Refusal, context: u32, place: WindowBytes) {
         if lanes.refuse(context) || why == Refusal::Get {
             let header = Frame::Refused { why, context, place }.emit();
-            self.answers.push_back(Answer {
-                header,
-                context,
-                place,
-                sent: 0,
-                bare: true,
-                buffer: None,
-                fetching: None,
-            });
+            self.answers.push_back(Answer { header, context, place, sent: 0, bare: true, buffer: None, awaited: None });
         }
     }
 

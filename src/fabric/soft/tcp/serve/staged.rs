@@ -82,7 +82,7 @@ pub fn may_fetch(place: &WindowBytes, gpu: &Gpu) -> bool {
 impl Answer {
     /// Whether its bytes can be sent.
     pub fn is_here(&self) -> bool {
-        if self.fetching.is_some() {
+        if self.awaited.is_some() {
             return false;
         }
         self.bare

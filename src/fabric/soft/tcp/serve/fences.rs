@@ -1,0 +1,41 @@
+//! Fences: a peer is told once what it put before is visible here.
+
+use super::*;
+
+impl Inbound {
+    /// A fence's frame is at the front. `false`: not all of it is here, or it is not to be read now.
+    pub(super) fn take_fence(
+        &mut self,
+        lanes: &mut Lanes,
+        held: &Held,
+        (context, number, counted): (u32, u32, bool),
+    ) -> io::Result<bool> {
+        let header = HEADER + if counted { 4 * lanes.stripes } else { 0 };
+        let staged = self.receive_buffer.staged();
+        if staged.len() < header {
+            return Ok(false);
+        }
+        if counted && lanes.is_choked() {
+            self.starved = true;
+            return Ok(false);
+        }
+        let counts = counted.then(|| parse_counts(&staged[HEADER..], lanes.stripes));
+        self.receive_buffer.consume(header);
+        self.take_due(lanes, held, (context, WindowBytes { rkey: 0, addr: 0, len: 0 }), counts, Due::Fence(number));
+        Ok(true)
+    }
+
+    /// All chunks of a context are in place: tells its sender, if nothing else of it is on its way to the GPU.
+    pub(super) fn confirm(&mut self, lanes: &mut Lanes, context: u32, number: u32) {
+        if lanes.is_refused(context) {
+            return;
+        }
+        // It follows what was gathered.
+        lanes.hand_over();
+        let header = Frame::Fenced { context, number }.emit();
+        let awaited = lanes.gpu.in_place(Source::far(lanes.sender, context));
+        let awaited = awaited.map(|awaited| (Awaits::Bytes, awaited));
+        let place = WindowBytes { rkey: 0, addr: 0, len: 0 };
+        self.answers.push_back(Answer { header, context, place, sent: 0, bare: true, buffer: None, awaited });
+    }
+}
