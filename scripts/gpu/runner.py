@@ -27,7 +27,8 @@ def environment(nccl, plugin, version, layout, gpus, log, extra, engine="auto"):
     visible = [g for g in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if g]
     # NET: how each peer is reached is said there.
     env.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,BOOTSTRAP,ENV,NET", NCCL_DEBUG_FILE=str(log / "nccl.%p"),
-               LD_LIBRARY_PATH=f"{nccl}/lib:" + env.get("LD_LIBRARY_PATH", ""),
+               # An empty name in it would be the working directory.
+               LD_LIBRARY_PATH=":".join(filter(None, [f"{nccl}/lib", env.get("LD_LIBRARY_PATH")])),
                CUDA_VISIBLE_DEVICES=",".join(visible[g] if visible else str(g) for g in gpus))
     if LAYOUTS[layout].plugin:
         if version < FIRST_WITH_GIN_V14:

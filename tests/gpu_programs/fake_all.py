@@ -28,7 +28,9 @@ def main():
     gpus = int(arguments[arguments.index("--gpus") + 1])
     visible = os.environ["CUDA_VISIBLE_DEVICES"]
     assert len(visible.split(",")) == gpus, visible
-    version = pathlib.Path(os.environ["LD_LIBRARY_PATH"].split("/lib:")[0]).joinpath("version").read_text().strip()
+    folders = os.environ["LD_LIBRARY_PATH"].split(":")
+    assert all(folders), folders
+    version = pathlib.Path(folders[0]).parent.joinpath("version").read_text().strip()
     plugin = os.environ.get("NCCL_RMA_PLUGIN") or os.environ.get("NCCL_GIN_PLUGIN")
     # NCCL 2.29.7 forgets a plugin that it unloads; it is kept, and processes are not shared. Others reload it.
     forgets = version == "2.29.7"
