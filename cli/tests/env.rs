@@ -195,3 +195,36 @@ fn ends_of_children_are_seen_whatever_is_inherited() {
     let output = command.output().expect("oxygin runs");
     assert!(output.status.success(), "{output:?}");
 }
+
+/// As NCCL has names in its variables: a file here of that name alone is not looked at.
+#[test]
+fn a_name_alone_is_the_linkers_to_find_for_every_tool() {
+    const NAME: &str = "libanyone.so";
+    let found = std::env::temp_dir().join(format!("oxygin-env-linker-{}", std::process::id()));
+    let here = found.join("here");
+    std::fs::create_dir_all(&here).expect("a temporary folder");
+    std::os::unix::fs::symlink(plugin(), found.join(NAME)).expect("a link");
+    std::fs::copy(plugin(), here.join(NAME)).expect("a copy");
+    let run = |command: &[&str], folder: &str| {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_oxygin"));
+        program.args(command).env("OXYGIN_PLUGIN", NAME).env("LD_LIBRARY_PATH", folder).current_dir(&here);
+        let output = program.output().expect("oxygin runs");
+        (output.status, String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    };
+    let tools = [
+        &["env", "--nccl", "2.32.3"][..],
+        &["doctor"],
+        &["check", "--local", "1", "--filter", "=self"],
+        &["perf", "--local", "2"],
+    ];
+    let folder = found.display().to_string();
+    for tool in &tools[..2] {
+        let (_, said) = run(tool, &folder);
+        assert!(said.contains(&plugin()) && !said.contains(&here.display().to_string()), "{tool:?}: {said}");
+    }
+    for tool in tools {
+        let (status, said) = run(tool, "");
+        assert!(!status.success() && said.contains(&format!("the file is ./{NAME}")), "{tool:?}: {said}");
+    }
+    let _ = std::fs::remove_dir_all(found);
+}

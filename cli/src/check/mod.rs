@@ -13,7 +13,7 @@ mod window;
 mod world;
 
 use crate::out;
-use crate::plugin::{Kind, Way};
+use crate::plugin::{library, Kind, Way};
 use crate::ranks::Place;
 use report::{Report, Row, Verdict};
 use runner::Options;
@@ -24,7 +24,8 @@ use std::time::Duration;
 /// Options of `oxygin check`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// The plugin library; without it liboxygin.so beside this program, in ../lib, or where the linker finds it
+    /// The plugin library, by its path, or by a name without / that the linker finds; without it
+    /// liboxygin.so beside this program, in ../lib, or where the linker finds it
     #[arg(long, value_name = "PATH", env = "OXYGIN_PLUGIN")]
     plugin: Option<PathBuf>,
     /// The table to test: gin-v11 … rma-v16; without it the newest that the library has. gin-v12-queue, gin-v13-queue,
@@ -77,17 +78,6 @@ pub struct Args {
     death_deadline: u64,
 }
 
-/// Where the oxygin library is taken from when nobody says: beside this program, in `../lib`, else by the linker.
-pub fn default_plugin() -> PathBuf {
-    let here = std::env::current_exe().ok();
-    let folder = here.as_deref().and_then(Path::parent);
-    // Debian's packages have it in a folder of their own below that of the architecture.
-    let in_package = format!("../lib/{}-linux-gnu/oxygin/liboxygin.so", std::env::consts::ARCH);
-    let beside = folder.map(|f| ["liboxygin.so", "../lib/liboxygin.so", &in_package].map(|name| f.join(name)));
-    let found = beside.into_iter().flatten().find(|p| p.exists());
-    found.unwrap_or_else(|| PathBuf::from("liboxygin.so"))
-}
-
 /// A part of a whole, as the command line has it.
 fn part(text: &str) -> Result<f64, String> {
     match text.parse() {
@@ -106,7 +96,7 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
         chosen.iter().try_for_each(|c| out::line(&format!("{:>20}  {}", c.name, c.about)))?;
         return Ok(true);
     }
-    let plugin = args.plugin.clone().unwrap_or_else(default_plugin);
+    let plugin = library::named(args.plugin.clone());
     // A name without a slash is the linker's to find; a path must hold wherever a rank is.
     let plugin = if plugin.components().count() > 1 { plugin.canonicalize().unwrap_or(plugin) } else { plugin };
     let (name, tables) = probe::tables_of(&plugin)?;

@@ -5,11 +5,12 @@ use super::report::Section;
 use crate::env;
 use crate::env::find::{libraries, loads, spell, version};
 use crate::env::select::{select, Selection, ELSEWHERE, FIRST_WITH_GIN_V14, KEEPS_THE_PLUGIN};
+use crate::plugin::{library, Plugin};
 use nccl_plugin_api::{DEVICE_GIN_GDAKI, DEVICE_GIN_PROXY};
 use oxygin::comm::backend::foresee::foresee;
 use oxygin::comm::backend::report::{queue_owner, Asking, QueueOwner};
 use oxygin::config::Config;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Looks for NCCL libraries and for the plugin that the variables name.
@@ -39,11 +40,10 @@ const NONE: &str = "none";
 pub fn plugins(variable: &dyn Fn(&str) -> Option<String>) -> Section {
     let mut section = Section::new("Plugin");
     let kinds = [("NCCL_GIN_PLUGIN", "gin"), ("NCCL_RMA_PLUGIN", "rma")];
-    let own =
-        value_of(variable, "OXYGIN_PLUGIN").unwrap_or_else(|| crate::check::default_plugin().display().to_string());
+    let own = library::named(value_of(variable, "OXYGIN_PLUGIN").map(PathBuf::from));
     let remedy = "scripts/install PREFIX, then put PREFIX/lib into LD_LIBRARY_PATH";
-    match loads(&own) {
-        Ok(path) => section.ok("liboxygin.so", path),
+    match library::file(&own) {
+        Ok(path) => section.ok("liboxygin.so", path.display().to_string()),
         Err(e) if kinds.iter().any(|(name, kind)| leads_to_oxygin(variable, name, kind)) => {
             section.no("liboxygin.so", e, remedy)
         }
@@ -170,7 +170,7 @@ fn note_unloading(section: &mut Section, wanted: &Selection, variable: &dyn Fn(&
 fn names_oxygin(name: &str) -> bool {
     let name = name.to_owned();
     let answer = child::ask(Duration::from_secs(20), move || {
-        let plugin = crate::plugin::Plugin::open(&name).map_err(|e| e.to_string())?;
+        let plugin = Plugin::open(&name).map_err(|e| e.to_string())?;
         Ok(plugin.tables().last().map(|t| t.name()).unwrap_or_default())
     });
     answer.is_ok_and(|name| name.to_lowercase().contains("oxygin"))

@@ -5,6 +5,7 @@ pub mod select;
 
 use crate::doctor::child;
 use crate::out;
+use crate::plugin::library;
 use oxygin::comm::fabrics::{first_serves_kernels, foreseen_promise};
 use oxygin::config::{Config, GdakiSignals};
 use oxygin::memory::gpu::has_driver;
@@ -25,7 +26,8 @@ pub struct Args {
     /// one that programs here find first
     #[arg(long, value_name = "PATH|VERSION")]
     nccl: Option<String>,
-    /// The plugin library; without it liboxygin.so beside this program, in ../lib, or where the linker finds it
+    /// The plugin library, by its path, or by a name without / that the linker finds; without it
+    /// liboxygin.so beside this program, in ../lib, or where the linker finds it
     #[arg(long, value_name = "PATH", env = "OXYGIN_PLUGIN")]
     plugin: Option<PathBuf>,
     /// Print lines for a shell only: eval "$(oxygin env --shell)"
@@ -60,7 +62,7 @@ struct Answer {
 pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     let variable = |name: &str| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned());
     let (nccl, code) = named(args.nccl.as_deref(), &variable)?;
-    let plugin = library(args.plugin)?;
+    let plugin = file_of(args.plugin)?;
     let (config, _) = Config::parse(variable);
     let selected = select(code, wanted(&config, nccl.path.as_deref()), &value_of(&plugin)?);
     let selection = selected.map_err(|why| format!("{why}{}", which(&nccl)))?;
@@ -104,7 +106,8 @@ fn named(asked: Option<&str>, variable: &dyn Fn(&str) -> Option<String>) -> Resu
             let Some(file) = tried.into_iter().find(|p| p.is_file()) else {
                 return Err(format!("{text} is no file, no folder with libnccl.so.2, and no version such as 2.30.7"));
             };
-            of(meant(file), Vec::new())
+            // The linker would look for a name alone on its own paths.
+            of(std::path::absolute(&file).unwrap_or(file), Vec::new())
         }
         None => {
             let mut all = find::libraries(variable).into_iter();
@@ -131,18 +134,10 @@ fn which(nccl: &Nccl) -> String {
     text + ")"
 }
 
-/// What the linker is given for a name that is a file here: a bare one would be looked for on its own paths.
-fn meant(name: PathBuf) -> PathBuf {
-    let here = name.is_file().then(|| std::path::absolute(&name).ok()).flatten();
-    here.unwrap_or(name)
-}
-
-/// The plugin's file, with all links followed: names that are links may be changed while a program runs.
-fn library(asked: Option<PathBuf>) -> Result<PathBuf, String> {
-    let name = asked.unwrap_or_else(crate::check::default_plugin);
-    let name = meant(name);
-    let found = find::loads(&name.display().to_string());
-    found.map(PathBuf::from).map_err(|e| format!("no plugin at {}: {e}; --plugin PATH names it", name.display()))
+/// The plugin's file.
+fn file_of(asked: Option<PathBuf>) -> Result<PathBuf, String> {
+    let name = library::named(asked);
+    library::file(&name).map_err(|e| format!("no plugin at {}: {e}; --plugin PATH names it", name.display()))
 }
 
 /// What a variable is set to so that NCCL loads this file: its path, which needs no library path beside it.

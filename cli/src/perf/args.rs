@@ -55,8 +55,8 @@ pub struct Args {
     #[arg(short, long, default_value_t = 18515)]
     pub port: u16,
 
-    /// Plugin library [default: liboxygin.so beside this program, in ../lib, or where the linker finds
-    /// libnccl-rma-oxygin.so]
+    /// Plugin library, by its path, or by a name without / that the linker finds [default: liboxygin.so beside this
+    /// program, in ../lib, or where the linker finds it]
     #[arg(long, value_name = "PATH", env = "OXYGIN_PLUGIN")]
     pub plugin: Option<PathBuf>,
 

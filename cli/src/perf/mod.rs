@@ -16,7 +16,7 @@ mod stream;
 pub use args::{Args, Op, Pin, Test};
 
 use crate::out;
-use crate::plugin::{log, Plugin, Way};
+use crate::plugin::{library, log, Plugin, Way};
 use crate::ranks::{self, End, Memory};
 use std::error::Error;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ use std::path::PathBuf;
 pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     args.validate()?;
     log::print_up_to(nccl_plugin_api::LOG_WARN + i32::from(args.verbose).min(3));
-    let library = args.plugin.clone().unwrap_or_else(crate::check::default_plugin);
+    let library = library::named(args.plugin.clone());
     let plan = args.plan();
     if let (ranks::Place::Root { listen, nranks }, false) = (&plan.place, args.json) {
         out::say(&format!("oxygin perf: waiting at {listen} for {} more with the same options", nranks - 1));

@@ -1,6 +1,7 @@
 //! A plugin library, loaded by path as NCCL loads it, and its tables behind one abstraction.
 
 mod kind;
+pub mod library;
 pub mod log;
 mod raw;
 mod table;
@@ -44,7 +45,8 @@ impl Plugin {
         let path = path.as_ref().to_path_buf();
         // SAFETY: loading runs the library's constructors: that is what the user asked for.
         let library = unsafe { Library::new(&path) }.map_err(|e| {
-            LoadError(format!("cannot load {}: {}; give the path of a plugin library", path.display(), cause(&e)))
+            let (name, not_here) = (path.display(), library::not_here(&path));
+            LoadError(format!("cannot load {name}: {}; give the path of a plugin library{not_here}", cause(&e)))
         })?;
         let library = Arc::new(library);
         let tables: Vec<_> = Kind::ALL
