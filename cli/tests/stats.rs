@@ -2,11 +2,12 @@
 //! running `oxygin perf`.
 
 use nix::pty::{openpty, Winsize};
-use oxygin::telemetry::stats::layout::{State, Way};
+use oxygin::telemetry::stats::layout::{State, Way, MAGIC, VERSION};
 use oxygin::telemetry::stats::{now, About, Page};
 use serde_json::Value;
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -373,6 +374,47 @@ fn top_shows_numbers_and_their_changes() {
     stop.store(1, Ordering::Relaxed);
     adds.join().expect("it ends");
     top.ends_after(b"q");
+}
+
+/// A process with a page of another layout, as its standard input.
+struct Stranger(Child);
+
+impl Stranger {
+    fn new(version: u64) -> Self {
+        let page = File::from(oxygin::sys::memfd::create_named(c"oxygin-stats", 4096).expect("shared memory"));
+        page.write_all_at(&[MAGIC.to_ne_bytes(), version.to_ne_bytes()].concat(), 0).expect("a header");
+        Self(Command::new("sleep").arg("600").stdin(page).spawn().expect("sleep runs"))
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let _ = self.0.kill().and_then(|()| self.0.wait());
+    }
+}
+
+#[test]
+fn statistics_of_another_version_are_named() {
+    let stranger = Stranger::new(99);
+    let pid = stranger.0.id().to_string();
+    let said = format!("process {pid} has statistics of version 99, not {VERSION}: use the oxygin of its library");
+    for line in [&*pid, &format!("{pid} --json"), &format!("{pid} --prometheus"), ""] {
+        let output = stats(line);
+        let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(error.lines().filter(|l| l.contains(&said)).count(), 1, "{line}: {error}");
+        assert!(!error.contains("has no contexts") && !out.contains("no process"), "{line}: {out} {error}");
+        assert_eq!(output.status.code(), Some(if line.is_empty() { 0 } else { 1 }), "{line}");
+        assert!(!line.ends_with("--json") || serde_json::from_str::<Value>(&out).is_ok(), "{out}");
+    }
+    // What to do about it may be cut on a screen.
+    let (said, _) = said.split_once(':').expect("two parts");
+    let top = Top::start("--interval 0.1");
+    top.until(|text| text.contains(said) && text.contains("q quits"));
+    top.ends_after(b"q");
+    // Where nothing else is asked for there is no screen.
+    let mut top = Top::start(&pid);
+    top.until(|text| text.contains(said));
+    assert_eq!(top.child.wait().expect("a child").code(), Some(2));
 }
 
 #[test]

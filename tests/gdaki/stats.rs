@@ -17,7 +17,7 @@ fn until(nic: &Nic, good: impl Fn(&[Lane]) -> bool) -> Vec<Lane> {
         || "the statistics".into(),
         || {
             let _looking = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
-            let all = sets(std::process::id(), |_| {}).expect("this process");
+            let all = sets(std::process::id(), |_, _| {}).expect("this process");
             let own = all.into_iter().find(|set| (set.comm, set.set) == (nic.coll.id, nic.set.set.into()));
             *seen.borrow_mut() = own.map(|set| set.lanes).unwrap_or_default();
             good(&seen.borrow())

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 fn of_rank(rank: usize) -> Option<Set> {
     static LOOKING: Mutex<()> = Mutex::new(());
     let looking = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
-    let all = sets(std::process::id(), |_| {}).unwrap();
+    let all = sets(std::process::id(), |_, _| {}).unwrap();
     drop(looking);
     let mut own: Vec<_> = all.into_iter().filter(|s| s.rank == rank as u64).collect();
     assert!(own.len() <= 1, "{own:#?}");

@@ -31,10 +31,11 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     if !stdin().is_terminal() || !stdout().is_terminal() {
         return Err("top needs a terminal on its input and output; `oxygin stats` prints the same numbers once".into());
     }
-    // Where none can be read, that is said before the screen is taken.
-    let unreadable = stats::read(&args.pids).unreadable;
-    if !unreadable.is_empty() && unreadable.len() == args.pids.len() {
-        return Err(unreadable.join("; ").into());
+    // Where nothing of what was asked for can be read, that is said before the screen is taken.
+    let found = stats::read(&args.pids);
+    let obstacles = found.obstacles();
+    if !args.pids.is_empty() && !obstacles.is_empty() && found.sets.is_empty() && found.without.is_empty() {
+        return Err(obstacles.join("; ").into());
     }
     let mut terminal = ratatui::try_init()?;
     let outcome = watch(&mut terminal, &args);
@@ -49,11 +50,12 @@ fn watch(terminal: &mut ratatui::DefaultTerminal, args: &Args) -> Result<(), Box
     loop {
         let looked = Instant::now();
         // A process that has ended is said so; the others go on, and the last one's numbers stay.
-        let stats::Found { sets, unreadable, .. } = stats::read(&args.pids);
-        if unreadable.is_empty() || unreadable.len() < args.pids.len() {
-            view.show(rates.update(sets));
+        let found = stats::read(&args.pids);
+        let obstacle = found.obstacles().into_iter().next();
+        if found.unreadable.is_empty() || found.unreadable.len() < args.pids.len() {
+            view.show(rates.update(found.sets));
         }
-        view.say(unreadable.into_iter().next());
+        view.say(obstacle);
         loop {
             terminal.draw(|frame| view.draw(frame))?;
             let left = every.saturating_sub(looked.elapsed());

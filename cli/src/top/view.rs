@@ -6,7 +6,7 @@ use oxygin::telemetry::stats::layout::{State, Way};
 use oxygin::telemetry::stats::read::Set;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::Line;
+use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Row, Table};
 use ratatui::Frame;
 
@@ -40,9 +40,11 @@ impl View {
     /// Draws everything.
     pub fn draw(&self, frame: &mut Frame) {
         let area = frame.area();
-        let room = area.height.saturating_sub(5) / 2;
+        let foot_lines = 1 + u16::from(self.error.is_some());
+        let room = area.height.saturating_sub(4 + foot_lines) / 2;
         let sets = (self.look.sets.len() as u16).clamp(1, room.max(1));
-        let parts = [Constraint::Length(1), Constraint::Length(sets + 1), Constraint::Min(2), Constraint::Length(1)];
+        let parts =
+            [Constraint::Length(1), Constraint::Length(sets + 1), Constraint::Min(2), Constraint::Length(foot_lines)];
         let [title, upper, lower, foot] = Layout::vertical(parts).areas(area);
         frame.render_widget(self.title(), title);
         self.draw_sets(frame, upper);
@@ -50,11 +52,8 @@ impl View {
         let has_companions = self.look.lanes.iter().any(|m| m.lane.is_companion);
         let marks = if has_companions { ", c: its companion for counters" } else { "" };
         let keys = format!("q quits, arrows scroll; {} (context, peer){marks}", self.look.lanes.len());
-        let foot_line = match &self.error {
-            Some(error) => Line::styled(error.clone(), Style::new().fg(Color::Red)),
-            None => Line::from(keys),
-        };
-        frame.render_widget(foot_line, foot);
+        let error = self.error.iter().map(|error| Line::styled(error.clone(), Style::new().fg(Color::Red)));
+        frame.render_widget(Text::from_iter(error.chain([Line::from(keys)])), foot);
     }
 
     fn title(&self) -> Line<'static> {

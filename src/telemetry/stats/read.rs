@@ -112,6 +112,15 @@ impl Histogram {
     }
 }
 
+/// Why a page was left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Skipped {
+    /// It is of a library with this version of the layout, and not with [`VERSION`].
+    OtherVersion(u64),
+    /// It is no page at all, or cannot be read, for this reason.
+    Malformed(String),
+}
+
 /// The processes that have pages and let the caller read them.
 pub fn processes() -> Vec<u32> {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -122,9 +131,9 @@ pub fn processes() -> Vec<u32> {
 }
 
 /// All sets of contexts of a process, by communicator and set. Fails if there is no such process, or the caller may not
-/// look at it. What is no page, or one of another version, is left out; `skipped` is told why. A page that the process
-/// has open more than once is read once.
-pub fn sets(pid: u32, mut skipped: impl FnMut(String)) -> Result<Vec<Set>> {
+/// look at it. What is no page, or one of another version, is left out; `skipped` hears which file and why. A page that
+/// the process has open more than once is read once.
+pub fn sets(pid: u32, mut skipped: impl FnMut(&str, Skipped)) -> Result<Vec<Set>> {
     let (mut sets, mut seen) = (Vec::new(), HashSet::new());
     for path in files(pid)? {
         // It may have been closed just now.
@@ -137,7 +146,7 @@ pub fn sets(pid: u32, mut skipped: impl FnMut(String)) -> Result<Vec<Set>> {
             Ok(Some(set)) => sets.push(set),
             // Not filled in yet.
             Ok(None) => {}
-            Err(error) => skipped(format!("{path}: {}", error.message())),
+            Err(why) => skipped(&path, why),
         }
     }
     sets.sort_by_key(|s| (s.comm, s.set));
@@ -171,14 +180,14 @@ fn files(pid: u32) -> Result<Vec<String>> {
 }
 
 /// `None`: it is not ready.
-fn set(pid: u32, file: &File) -> Result<Option<Set>> {
-    let malformed = |what: &str| Error::protocol(format!("it is no page of statistics: {what}"));
+fn set(pid: u32, file: &File) -> std::result::Result<Option<Set>, Skipped> {
+    let malformed = |what: &str| Skipped::Malformed(format!("it is no page of statistics: {what}"));
     // Its maker seals it before anything else: who has not is about to, or is no maker of pages.
     let Some(len) = sealed_len(file.as_fd()) else { return Ok(None) };
     if len < size_of::<Header>() {
         return Err(malformed("it is too short"));
     }
-    let mapping = Mapping::read_only(file.as_fd(), len)?;
+    let mapping = Mapping::read_only(file.as_fd(), len).map_err(|e| Skipped::Malformed(e.message().to_owned()))?;
     // SAFETY: at least as long as a header, page-aligned, and of a file that cannot shrink; atomic loads alone.
     let h: &Header = unsafe { &*mapping.ptr().cast() };
     let get = |word: &AtomicU64| word.load(Ordering::Relaxed);
@@ -187,11 +196,9 @@ fn set(pid: u32, file: &File) -> Result<Option<Set>> {
         MAGIC => {}
         _ => return Err(malformed("another magic number")),
     }
-    if get(&h.version) != VERSION {
-        return Err(Error::protocol(format!(
-            "it has version {} and this program reads {VERSION}; use the oxygin command of that library",
-            get(&h.version)
-        )));
+    let version = get(&h.version);
+    if version != VERSION {
+        return Err(Skipped::OtherVersion(version));
     }
     let (records, per_context, way) = (get(&h.records), get(&h.per_context), get(&h.way));
     let fits = get(&h.header_bytes) == size_of::<Header>() as u64

@@ -27,7 +27,7 @@ fn about(comm: u64) -> About {
 fn own(comm: u64) -> Vec<Set> {
     static LOOKING: Mutex<()> = Mutex::new(());
     let _looking = LOOKING.lock();
-    let mut sets = sets(std::process::id(), |_| {}).unwrap();
+    let mut sets = sets(std::process::id(), |_, _| {}).unwrap();
     sets.retain(|s| s.comm == comm);
     sets
 }
@@ -110,13 +110,16 @@ fn garbage_is_refused() {
         fd
     };
     let read = |fd: std::os::fd::OwnedFd| set(1, &File::from(fd));
-    let error = |fd| read(fd).unwrap_err().message().to_owned();
+    let error = |fd| match read(fd).unwrap_err() {
+        Skipped::Malformed(why) => why,
+        Skipped::OtherVersion(version) => panic!("version {version}"),
+    };
     let good = [(0, MAGIC), (1, VERSION), (2, 256), (3, 768), (4, 1), (5, 1), (8, 1)];
     assert!(read(file(4096, &good)).unwrap().is_some());
     assert!(read(file(4096, &[])).unwrap().is_none(), "not ready");
     assert!(error(file(100, &[(0, MAGIC)])).contains("too short"));
     assert!(error(file(4096, &[(0, 5)])).contains("magic"));
-    assert!(error(file(4096, &[(0, MAGIC), (1, 99)])).contains("version 99"));
+    assert_eq!(read(file(4096, &[(0, MAGIC), (1, 99)])).unwrap_err(), Skipped::OtherVersion(99));
     for (at, value) in [(2, 8), (3, 8), (4, 1000), (4, u64::MAX), (8, 0), (8, 3)] {
         let mut bad = good.to_vec();
         bad.push((at, value));
@@ -149,7 +152,7 @@ fn a_pipe_in_a_page_s_place_holds_nobody_up() {
 
 #[test]
 fn a_process_that_is_not_there_is_said_so() {
-    let error = sets(u32::MAX, |_| {}).unwrap_err();
+    let error = sets(u32::MAX, |_, _| {}).unwrap_err();
     assert!(error.message().contains("there is no process"), "{}", error.message());
 }
 
