@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 /// Options of `oxygin doctor`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Print one JSON object
+    /// Print one JSON object; what a job prints goes to standard error then
     #[arg(long)]
     json: bool,
     /// Run this command, everything behind --job, with NCCL_DEBUG=INFO, and say which plugin, table, fabric, engine and

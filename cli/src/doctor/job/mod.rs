@@ -7,6 +7,7 @@ use crate::out;
 use serde_json::json;
 use std::error::Error;
 use std::ffi::{CString, OsString};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,10 @@ pub fn run(command: &[OsString], logs: Option<PathBuf>, json: bool) -> Result<bo
         .env("NCCL_DEBUG", "INFO")
         .env("NCCL_DEBUG_SUBSYS", "INIT,ENV,NET")
         .env("NCCL_DEBUG_FILE", folder.path.join("nccl.%h.%p.log"));
+    if json {
+        // Standard output has the object and nothing else.
+        job.stdout(std::io::stderr().as_fd().try_clone_to_owned()?);
+    }
     // A job that hangs is what one wants the report of: Ctrl-C ends the job, and the report comes all the same.
     let status = {
         let keyboard = Keyboard::of_the_job(&mut job);
