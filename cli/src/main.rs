@@ -2,6 +2,7 @@
 
 use clap::{CommandFactory, Parser, Subcommand};
 use oxygin::sys::version::BUILD;
+use oxygin_cli::ending::Ending;
 use oxygin_cli::{check, doctor, env, out, pages, perf, stats, top};
 use std::process::ExitCode;
 
@@ -78,17 +79,16 @@ fn main() -> ExitCode {
     take_ends_of_children();
     end_as_first_process();
     let outcome = match Cli::parse().command {
-        Command::Env(args) => env::run(args),
+        Command::Env(args) => env::run(args).map(Ending::from),
         Command::Doctor(args) => doctor::run(args),
-        Command::Perf(args) => perf::run(*args),
-        Command::Check(args) => check::run(args),
-        Command::Stats(args) => stats::run(args),
-        Command::Top(args) => top::run(args),
-        Command::Pages(args) => pages::run(args, Cli::command()),
+        Command::Perf(args) => perf::run(*args).map(Ending::from),
+        Command::Check(args) => check::run(args).map(Ending::from),
+        Command::Stats(args) => stats::run(args).map(Ending::from),
+        Command::Top(args) => top::run(args).map(Ending::from),
+        Command::Pages(args) => pages::run(args, Cli::command()).map(Ending::from),
     };
     match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(ending) => ending.into(),
         Err(error) => {
             out::say(&format!("oxygin: {error}"));
             ExitCode::from(2)

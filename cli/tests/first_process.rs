@@ -101,6 +101,24 @@ fn signals_end_it() {
     }
 }
 
+/// As of any other process: the job ends, and the report comes.
+#[test]
+fn a_job_ends_by_signals() {
+    if !may_run() {
+        return;
+    }
+    let mut inside = start("doctor --job sleep 60");
+    let pid = child_of(inside.0.id(), "oxygin");
+    child_of(pid as u32, "sleep");
+    send(pid, libc::SIGTERM);
+    let mut status = None;
+    until("its end", || {
+        status = inside.0.try_wait().expect("unshare");
+        status.is_some()
+    });
+    assert_eq!(status.and_then(|s| s.code()), Some(128 + libc::SIGTERM), "{status:?}");
+}
+
 /// What it forks takes a signal's default action, and is known to have ended by it.
 #[test]
 fn its_children_end_by_the_signal() {

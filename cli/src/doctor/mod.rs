@@ -10,6 +10,7 @@ mod nccl;
 mod report;
 mod verbs;
 
+use crate::ending::Ending;
 use crate::out;
 use oxygin::fabric::verbs::peermem;
 use oxygin::memory::gpu::has_driver;
@@ -33,8 +34,8 @@ pub struct Args {
     logs: Option<PathBuf>,
 }
 
-/// Runs it; true: oxygin can run here and nothing that was asked for is impossible.
-pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
+/// Runs it. All is well if oxygin can run here and nothing that was asked for is impossible.
+pub fn run(args: Args) -> Result<Ending, Box<dyn Error>> {
     if !args.job.is_empty() {
         return job::run(&args.job, args.logs, args.json);
     }
@@ -63,5 +64,5 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
         true => out::line(&serde_json::to_string_pretty(&report)?),
         false => out::text_of_lines(&report.text()),
     }?;
-    Ok(report.healthy)
+    Ok(report.healthy.into())
 }

@@ -1,22 +1,30 @@
 //! `oxygin doctor --job`: what a job's ranks really used, by NCCL's and oxygin's log.
 
+mod command;
 mod judge;
 mod log;
 
+use crate::ending::Ending;
 use crate::out;
-use serde_json::json;
+use crate::signals::Signals;
+use command::Ended;
+use judge::Group;
+use nix::sys::signal::Signal;
+use serde_json::{json, Value};
 use std::error::Error;
 use std::ffi::{CString, OsString};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Runs the command with the log on, reads what its processes wrote, says what they used; true: the command succeeded
-/// and all ranks used oxygin. `logs`: where the log is to be kept.
-pub fn run(command: &[OsString], logs: Option<PathBuf>, json: bool) -> Result<bool, Box<dyn Error>> {
+/// Runs the command with the log on, reads what its processes wrote, says what they used. All is well if the command
+/// succeeded and all ranks used oxygin. `logs`: where the log is to be kept.
+pub fn run(command: &[OsString], logs: Option<PathBuf>, json: bool) -> Result<Ending, Box<dyn Error>> {
     let [program, arguments @ ..] = command else { return Err("--job needs a command".into()) };
+    // A job that hangs is what one wants the report of. They come back to what they were behind the report.
+    let mut signals = Signals::catch(&[Signal::SIGCHLD])?;
     let folder = Folder::new(logs)?;
     let mut job = Command::new(program);
     job.args(arguments)
@@ -27,30 +35,42 @@ pub fn run(command: &[OsString], logs: Option<PathBuf>, json: bool) -> Result<bo
         // Standard output has the object and nothing else.
         job.stdout(std::io::stderr().as_fd().try_clone_to_owned()?);
     }
-    // A job that hangs is what one wants the report of: Ctrl-C ends the job, and the report comes all the same.
-    let status = {
-        let keyboard = Keyboard::of_the_job(&mut job);
-        let status = job.status();
-        drop(keyboard);
-        status.map_err(|e| format!("{}: {e}", program.to_string_lossy()))?
-    };
+    let ended = command::run(job, &mut signals).map_err(|e| format!("{}: {e}", program.to_string_lossy()))?;
     let groups = judge::groups(folder.processes()?);
     let all_used = !groups.is_empty() && groups.iter().all(|g| g.used.uses_oxygin());
-    if json {
-        let report = json!({"status": status.code(), "signal": std::os::unix::process::ExitStatusExt::signal(&status),
-            "groups": groups});
-        out::line(&serde_json::to_string_pretty(&report)?)?;
-    } else {
-        out::line(&format!("\n{} ended: {status}", program.to_string_lossy()))?;
-        match groups.is_empty() {
-            true => out::line(
-                "no process of it wrote a log of NCCL's: none got as far as initialising it, or they are on other \
-                 hosts (--logs DIR, a folder that all share)",
-            ),
-            false => out::text_of_lines(&judge::text(&groups)),
-        }?;
+    match json {
+        true => out::line(&serde_json::to_string_pretty(&object(&ended, &groups))?),
+        false => out::text_of_lines(&text(&program.to_string_lossy(), &ended, &groups)),
+    }?;
+    Ok(match ended.stopped_by {
+        Some(signal) => Ending::Stopped(signal),
+        None => (ended.status.is_some_and(|status| status.success()) && all_used).into(),
+    })
+}
+
+fn object(ended: &Ended, groups: &[Group]) -> Value {
+    json!({
+        "status": ended.status.and_then(|status| status.code()),
+        "signal": ended.status.and_then(|status| status.signal()),
+        "stopped_by": ended.stopped_by.map(Signal::as_str),
+        "groups": groups,
+    })
+}
+
+fn text(program: &str, ended: &Ended, groups: &[Group]) -> String {
+    let how = ended.status.map_or("killed, and has not ended".into(), |status| status.to_string());
+    let mut text = format!("\n{program} ended: {how}\n");
+    if let Some(signal) = ended.stopped_by {
+        text += &format!("by {signal}, which oxygin doctor was sent: this is what it used until then\n");
     }
-    Ok(status.success() && all_used)
+    text + &match groups.is_empty() {
+        true => {
+            "no process of it wrote a log of NCCL's: none got as far as initialising it, or they are on other hosts \
+                 (--logs DIR, a folder that all share)\n"
+                .to_owned()
+        }
+        false => judge::text(groups),
+    }
 }
 
 /// Where the log is written; goes with the value unless it was asked for.
@@ -100,41 +120,6 @@ fn temporary() -> Result<PathBuf, String> {
     }
     name.pop();
     Ok(OsString::from_vec(name).into())
-}
-
-/// What this process did with a signal.
-type Disposition = (libc::c_int, libc::sighandler_t);
-
-/// The signals of Ctrl-C and Ctrl-\, which this process ignores while this lives.
-struct Keyboard([Disposition; 2]);
-
-impl Keyboard {
-    /// Leaves them to `job`, as this process had them.
-    fn of_the_job(job: &mut Command) -> Self {
-        // SAFETY: sets dispositions, which nothing else in this process does meanwhile.
-        let before = [libc::SIGINT, libc::SIGQUIT].map(|s| (s, unsafe { libc::signal(s, libc::SIG_IGN) }));
-        // SAFETY: the child does two system calls before it is another program.
-        unsafe {
-            job.pre_exec(move || {
-                put_back(&before);
-                Ok(())
-            });
-        }
-        Self(before)
-    }
-}
-
-impl Drop for Keyboard {
-    fn drop(&mut self) {
-        put_back(&self.0);
-    }
-}
-
-fn put_back(before: &[Disposition]) {
-    for &(signal, how) in before {
-        // SAFETY: a disposition that `signal` gave.
-        unsafe { libc::signal(signal, how) };
-    }
 }
 
 fn text_of(file: &Path) -> Result<String, String> {
