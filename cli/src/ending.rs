@@ -24,12 +24,19 @@ impl From<bool> for Ending {
     }
 }
 
+impl Ending {
+    /// The exit status.
+    pub fn status(self) -> u8 {
+        match self {
+            Self::Well => 0,
+            Self::Wrong => 1,
+            Self::Stopped(signal) => 128 + signal as u8,
+        }
+    }
+}
+
 impl From<Ending> for ExitCode {
     fn from(ending: Ending) -> Self {
-        match ending {
-            Ending::Well => Self::SUCCESS,
-            Ending::Wrong => Self::FAILURE,
-            Ending::Stopped(signal) => Self::from(128 + signal as u8),
-        }
+        Self::from(ending.status())
     }
 }

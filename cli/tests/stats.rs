@@ -1,18 +1,14 @@
-//! `oxygin stats` and `oxygin top` as a user runs them: over pages of this process, whose numbers are known, and over a
-//! running `oxygin perf`.
+//! `oxygin stats` as a user runs it: over pages of this process, whose numbers are known, and over a running `oxygin
+//! perf`.
 
-use nix::pty::{openpty, Winsize};
-use oxygin::telemetry::stats::layout::{State, Way, MAGIC, VERSION};
-use oxygin::telemetry::stats::{now, About, Page};
+#[path = "support/page.rs"]
+mod page;
+
+use oxygin::telemetry::stats::layout::{Way, VERSION};
+use page::{page, turn, Stranger};
 use serde_json::Value;
-use std::fs::File;
-use std::io::{Read, Write};
-use std::os::unix::fs::FileExt;
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const OXYGIN: &str = env!("CARGO_BIN_EXE_oxygin");
@@ -32,54 +28,6 @@ fn stats(line: &str) -> Output {
 fn good(output: Output) -> String {
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).expect("text")
-}
-
-/// Pages of this process are all on one screen: one test at a time makes them.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A set whose numbers are known: 3 of 4 entries to rank 1 complete, the fourth for ten minutes not; rank 2 failed.
-fn page(comm: u64, way: Way) -> Page {
-    let page = Page::create(&About {
-        way,
-        comm,
-        set: 1,
-        comm_id: 0xabc,
-        rank: 0,
-        nranks: 3,
-        contexts: 2,
-        stride: 1,
-        companions: true,
-        threads: 1,
-        fabric: "soft",
-        stall: Duration::from_secs(10),
-    });
-    let page = page.expect("shared memory");
-    let set = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
-    let record = page.record(page.index(1, 1));
-    set(&record.entries, 12_345_678);
-    set(&record.bytes, 5_000_000_000);
-    set(&record.batches, 700_000);
-    set(&record.completed, 12_345_677);
-    set(&record.under_way, 1);
-    set(&record.oldest, now().saturating_sub(600_000_000_000));
-    set(&record.posted[8], 64);
-    set(&record.complete[12], 12_000_000);
-    set(&record.complete[16], 345_677);
-    set(&record.complete_ns, 1_500_000_000);
-    let record = page.record(page.index(0, 2));
-    set(&record.entries, 50);
-    set(&record.completed, 50);
-    set(&record.dropped, 7);
-    set(&record.state, State::Failed as u64);
-    // Of the queue pair to rank 1 in context 1.
-    let record = page.record(page.companion_index(1, 1));
-    set(&record.entries, 606);
-    set(&record.completed, 604);
-    set(&record.under_way, 2);
-    page
 }
 
 #[test]
@@ -166,19 +114,11 @@ fn who_cannot_be_read_is_said_so() {
 fn those_that_live_are_read_beside_one_that_has_ended() {
     const COMM: u64 = 57;
     let _turn = turn();
-    let (page, me) = (page(COMM, Way::Engine), std::process::id());
+    let (_page, me) = (page(COMM, Way::Engine), std::process::id());
     let output = stats(&format!("4194999 {me} --prometheus"));
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("there is no process 4194999"), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).contains(r#"communicator="57""#), "{output:?}");
-
-    let mut other = Command::new("sleep").arg("600").spawn().expect("sleep runs");
-    let top = Top::start(&format!("{} {me} --interval 0.1", other.id()));
-    top.until(|text| text.contains("57.1") && text.contains("12.3M"));
-    other.kill().and_then(|()| other.wait().map(drop)).expect("it ends");
-    page.record(page.index(1, 1)).entries.store(99_000_000, Ordering::Relaxed);
-    top.until(|text| text.contains(&format!("there is no process {}", other.id())) && text.contains("99.0M"));
-    top.ends_after(b"q");
 }
 
 /// A perf that runs until it is dropped.
@@ -256,147 +196,10 @@ fn a_running_job_is_seen_by_queue_and_by_table() {
     }
 }
 
-/// `oxygin top` on a terminal.
-struct Top {
-    child: Child,
-    keyboard: File,
-    screen: Arc<Mutex<vt100::Parser>>,
-}
-
-impl Top {
-    /// On one of 80 columns and 24 lines.
-    fn start(line: &str) -> Self {
-        Self::sized(line, 24, 80)
-    }
-
-    fn sized(line: &str, rows: u16, columns: u16) -> Self {
-        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-        let pty = openpty(Some(&size), None).expect("a terminal");
-        let mut command = Command::new(OXYGIN);
-        command.arg("top").args(line.split_whitespace());
-        let end = || Stdio::from(pty.slave.try_clone().expect("a descriptor"));
-        command.stdin(end()).stdout(end()).stderr(end());
-        // SAFETY: a system call alone; the terminal of whoever runs the tests is not the child's.
-        unsafe { command.pre_exec(|| nix::unistd::setsid().map(drop).map_err(Into::into)) };
-        let child = command.spawn().expect("oxygin runs");
-        drop(command);
-        let keyboard = File::from(pty.master);
-        let screen = Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 0)));
-        let (mut from, to) = (keyboard.try_clone().expect("a descriptor"), screen.clone());
-        std::thread::spawn(move || {
-            let mut bytes = [0; 4096];
-            // Ends with an error when nobody has the other side any more.
-            while let Ok(n @ 1..) = from.read(&mut bytes) {
-                to.lock().unwrap().process(&bytes[..n]);
-            }
-        });
-        drop(pty.slave);
-        Self { child, keyboard, screen }
-    }
-
-    fn text(&self) -> String {
-        self.screen.lock().unwrap().screen().contents()
-    }
-
-    fn until(&self, good: impl Fn(&str) -> bool) -> String {
-        let end = Instant::now() + LIMIT;
-        loop {
-            let text = self.text();
-            if good(&text) {
-                return text;
-            }
-            assert!(Instant::now() < end, "on the screen:\n{text}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    /// Presses a key after which it ends.
-    fn ends_after(mut self, key: &[u8]) {
-        self.keyboard.write_all(key).expect("a terminal");
-        let end = Instant::now() + LIMIT;
-        loop {
-            if let Some(status) = self.child.try_wait().expect("a child") {
-                assert!(status.success(), "{status}: {}", self.text());
-                break;
-            }
-            assert!(Instant::now() < end, "it still runs:\n{}", self.text());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        // The terminal is as it was, once all that was written to it is read.
-        while self.screen.lock().unwrap().screen().alternate_screen() {
-            assert!(Instant::now() < end, "it still has the other screen:\n{}", self.text());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
-
-impl Drop for Top {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-#[test]
-fn top_shows_numbers_and_their_changes() {
-    const COMM: u64 = 55;
-    let _turn = turn();
-    let page = page(COMM, Way::Engine);
-    let top = Top::start(&format!("{} --interval 0.2", std::process::id()));
-    let line = |text: &str, words: &[&str]| {
-        let has = |l: &&str| words.iter().all(|word| l.split_whitespace().any(|w| w == *word));
-        text.lines().find(has).map(str::to_owned)
-    };
-    let text = top.until(|text| line(text, &["55.1", "12.3M"]).is_some() && line(text, &["55.1", "FAILED"]).is_some());
-    assert!(text.starts_with("oxygin top: "), "{text}");
-    assert!(line(&text, &["PID", "CTX", "PEER", "TOTAL", "OLDEST", "STATE"]).is_some(), "{text}");
-    let set = line(&text, &["55.1", "0/3", "soft", "engine", "2"]).expect(&text);
-    // Ten minutes, in seconds; and the errors of the set.
-    assert!(set.split_whitespace().any(|w| w.starts_with("60") && w.ends_with('s')), "{set}");
-    assert_eq!(set.split_whitespace().last(), Some("7"), "{set}");
-    assert!(line(&text, &["55.1", "12.3M"]).unwrap().contains("131.1us"), "{text}");
-    assert!(text.lines().all(|l| l.chars().count() <= 80) && text.lines().count() <= 24);
-    assert!(text.contains("q quits"), "{text}");
-    // It refreshes itself, and says a rate.
-    page.record(page.index(1, 1)).entries.store(99_000_000, Ordering::Relaxed);
-    top.until(|text| line(text, &["55.1", "99.0M"]).is_some());
-    let (stop, page) = (Arc::new(AtomicU64::new(0)), Arc::new(page));
-    let (until, to) = (stop.clone(), page.clone());
-    let adds = std::thread::spawn(move || {
-        let entries = &to.record(to.index(1, 1)).entries;
-        while until.load(Ordering::Relaxed) == 0 {
-            entries.store(entries.load(Ordering::Relaxed) + 50_000, Ordering::Relaxed);
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    });
-    let moves = |text: &str| text.lines().any(|l| l.contains("55.1") && l.contains("M/s"));
-    top.until(moves);
-    stop.store(1, Ordering::Relaxed);
-    adds.join().expect("it ends");
-    top.ends_after(b"q");
-}
-
-/// A process with a page of another layout, as its standard input.
-struct Stranger(Child);
-
-impl Stranger {
-    fn new(version: u64) -> Self {
-        let page = File::from(oxygin::sys::memfd::create_named(c"oxygin-stats", 4096).expect("shared memory"));
-        page.write_all_at(&[MAGIC.to_ne_bytes(), version.to_ne_bytes()].concat(), 0).expect("a header");
-        Self(Command::new("sleep").arg("600").stdin(page).spawn().expect("sleep runs"))
-    }
-}
-
-impl Drop for Stranger {
-    fn drop(&mut self) {
-        let _ = self.0.kill().and_then(|()| self.0.wait());
-    }
-}
-
 #[test]
 fn statistics_of_another_version_are_named() {
     let stranger = Stranger::new(99);
-    let pid = stranger.0.id().to_string();
+    let pid = stranger.pid().to_string();
     let said = format!("process {pid} has statistics of version 99, not {VERSION}: use the oxygin of its library");
     for line in [&*pid, &format!("{pid} --json"), &format!("{pid} --prometheus"), ""] {
         let output = stats(line);
@@ -406,46 +209,4 @@ fn statistics_of_another_version_are_named() {
         assert_eq!(output.status.code(), Some(if line.is_empty() { 0 } else { 1 }), "{line}");
         assert!(!line.ends_with("--json") || serde_json::from_str::<Value>(&out).is_ok(), "{out}");
     }
-    // What to do about it may be cut on a screen.
-    let (said, _) = said.split_once(':').expect("two parts");
-    let top = Top::start("--interval 0.1");
-    top.until(|text| text.contains(said) && text.contains("q quits"));
-    top.ends_after(b"q");
-    // Where nothing else is asked for there is no screen.
-    let mut top = Top::start(&pid);
-    top.until(|text| text.contains(said));
-    assert_eq!(top.child.wait().expect("a child").code(), Some(2));
-}
-
-#[test]
-fn top_survives_the_end_of_what_it_shows() {
-    let mut other = Command::new("sleep").arg("600").spawn().expect("sleep runs");
-    let top = Top::start(&format!("{} --interval 0.1", other.id()));
-    top.until(|text| text.contains("oxygin top: 0 sets"));
-    other.kill().and_then(|()| other.wait().map(drop)).expect("it ends");
-    top.until(|text| text.contains(&format!("there is no process {}", other.id())));
-    top.ends_after(b"\x03");
-}
-
-#[test]
-fn top_shows_what_fits_a_small_terminal() {
-    let _turn = turn();
-    let _page = page(56, Way::Table);
-    for (rows, columns) in [(3, 20), (1, 1), (8, 40)] {
-        let top = Top::sized(&format!("{} --interval 0.1", std::process::id()), rows, columns);
-        // One character says nothing, but neither does it end the program.
-        top.until(|text| top.screen.lock().unwrap().screen().alternate_screen() && (rows == 1 || text.trim() != ""));
-        if rows == 8 {
-            top.until(|text| text.contains(" 56. ") && text.contains(" PEE "));
-        }
-        top.ends_after(b"q");
-    }
-}
-
-#[test]
-fn top_says_that_it_needs_a_terminal() {
-    let output = Command::new(OXYGIN).arg("top").stdin(Stdio::null()).output().expect("oxygin runs");
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("needs a terminal"), "{output:?}");
-    assert!(output.stdout.is_empty());
 }

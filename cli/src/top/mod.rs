@@ -1,11 +1,13 @@
 //! `oxygin top`: the communicators of running processes and their busiest (context, peer), on a terminal.
 
 mod rates;
+mod screen;
 mod view;
 
 use crate::stats;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use rates::Rates;
+use screen::Screen;
 use std::error::Error;
 use std::io::{stdin, stdout, IsTerminal};
 use std::time::{Duration, Instant};
@@ -37,14 +39,14 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     if !args.pids.is_empty() && !obstacles.is_empty() && found.sets.is_empty() && found.without.is_empty() {
         return Err(obstacles.join("; ").into());
     }
-    let mut terminal = ratatui::try_init()?;
-    let outcome = watch(&mut terminal, &args);
+    let mut screen = Screen::take()?;
+    let outcome = watch(&mut screen, &args);
     // Also after an error: the terminal is the user's.
-    ratatui::try_restore()?;
+    screen.give_back()?;
     outcome.map(|()| true)
 }
 
-fn watch(terminal: &mut ratatui::DefaultTerminal, args: &Args) -> Result<(), Box<dyn Error>> {
+fn watch(screen: &mut Screen, args: &Args) -> Result<(), Box<dyn Error>> {
     let every = Duration::from_secs_f64(args.interval);
     let (mut rates, mut view) = (Rates::default(), view::View::default());
     loop {
@@ -57,7 +59,7 @@ fn watch(terminal: &mut ratatui::DefaultTerminal, args: &Args) -> Result<(), Box
         }
         view.say(obstacle);
         loop {
-            terminal.draw(|frame| view.draw(frame))?;
+            screen.draw(&view)?;
             let left = every.saturating_sub(looked.elapsed());
             if left.is_zero() || !event::poll(left)? {
                 break;

@@ -1,0 +1,70 @@
+//! The terminal: taken for the screen, and given back however the program ends.
+
+use super::view::View;
+use crate::ending::Ending;
+use crate::signals::Signals;
+use ratatui::crossterm::cursor::Show;
+use ratatui::crossterm::execute;
+use ratatui::crossterm::terminal::{disable_raw_mode, LeaveAlternateScreen};
+use std::io;
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// Whoever holds it writes to the terminal.
+static WRITES: Mutex<()> = Mutex::new(());
+
+/// The terminal, as it is drawn on.
+pub struct Screen(ratatui::DefaultTerminal);
+
+impl Screen {
+    /// Takes it. From now on a signal that asks this program to end does so in a thread of its own: crossterm does not
+    /// look for signals while it waits for keys, and does not come back at all from a terminal that has gone.
+    pub fn take() -> io::Result<Self> {
+        let signals = Signals::catch(&[])?;
+        std::thread::Builder::new().spawn(|| end_by(signals))?;
+        let _writes = WRITES.lock();
+        ratatui::try_init().map(Self)
+    }
+
+    /// Draws everything.
+    pub fn draw(&mut self, view: &View) -> io::Result<()> {
+        let _writes = WRITES.lock();
+        self.0.draw(|frame| view.draw(frame)).map(drop)
+    }
+
+    /// Gives it back.
+    pub fn give_back(self) -> io::Result<()> {
+        // It shows the cursor as it goes.
+        drop(self.0);
+        let _writes = WRITES.lock();
+        ratatui::try_restore()
+    }
+}
+
+/// Waits for a signal, gives the terminal back and ends the program.
+fn end_by(mut signals: Signals) {
+    let signal = loop {
+        match signals.next(None) {
+            Ok(Some(event)) => break event.signal,
+            Ok(None) => {}
+            Err(_) => return,
+        }
+    };
+    // A terminal that takes nothing (Ctrl-S) holds up who writes to it. From here on nobody else does.
+    let is_mine = (0..100).any(|_| match WRITES.try_lock() {
+        Ok(writes) => {
+            std::mem::forget(writes);
+            true
+        }
+        Err(_) => {
+            std::thread::sleep(Duration::from_millis(10));
+            false
+        }
+    });
+    // It may have gone.
+    let _ = disable_raw_mode();
+    if is_mine {
+        let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);
+    }
+    std::process::exit(Ending::Stopped(signal).status().into());
+}
