@@ -11,6 +11,7 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The reference plugin as a library, which cargo builds beside this test.
 fn library() -> PathBuf {
@@ -230,6 +231,28 @@ fn separate_processes_meet_at_the_root() {
     assert!(other_output.status.success(), "{other_report:#}");
     assert_eq!(report["passed"], 3);
     assert_eq!(case(&report, "dead-peer")["why"], "needs all ranks on this machine (--local)");
+}
+
+/// It is waited for once, whatever the cases do, and whoever came says who did not.
+#[test]
+fn a_rank_that_never_comes_ends_the_run() {
+    let root = format!("127.0.0.1:{}", port::free());
+    let filter = ["--deadline", "2", "--filter", "reload,put-,signal-", "--root", &root];
+    let run = |rank: &str, nranks: &str| check(None, &[&["--rank", rank, "--nranks", nranks], &filter[..]].concat());
+    let ends_with = |(output, report): (Output, Value), absent: &str| {
+        assert_eq!(output.status.code(), Some(1), "{report:#}");
+        assert_eq!((&report["failed"], report["cases"].as_array().map(Vec::len)), (&1.into(), Some(1)), "{report:#}");
+        assert!(report["ended"].as_str().is_some_and(|why| why.contains(absent)), "{report:#}");
+    };
+    let start = Instant::now();
+    std::thread::scope(|s| {
+        let other = s.spawn(|| run("1", "3"));
+        ends_with(run("0", "3"), "rank 2 (never connected)");
+        ends_with(other.join().expect("rank 1"), "rank 2 (never connected)");
+    });
+    ends_with(run("1", "2"), "cannot reach the root, rank 0, at 127.0.0.1:");
+    // A dozen cases would take more.
+    assert!(start.elapsed() < Duration::from_secs(25), "{:?}", start.elapsed());
 }
 
 #[test]

@@ -14,7 +14,7 @@ mod world;
 
 use crate::out;
 use crate::plugin::{library, Kind, Way};
-use crate::ranks::Place;
+use crate::ranks::{is_absence, Place};
 use report::{Report, Row, Verdict};
 use runner::Options;
 use std::error::Error;
@@ -128,6 +128,7 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
         passed: 0,
         failed: 0,
         skipped: 0,
+        ended: None,
     };
     if !args.json {
         report::print_heading(&report.plugin, &report.name, options.nranks, form, args.scale)?;
@@ -139,13 +140,8 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
         }
         report.cases.push(row);
     };
-    for way in ways {
-        way.ask_for();
-        match probe::other_way(&plugin, way) {
-            Some(why) => add(Row::skipped("all", way, options.nranks, why)),
-            None => chosen.iter().filter(|c| c.is_for(way)).for_each(|case| add(runner::run(case, way, &options))),
-        }
-    }
+    let ended = run_all(&ways, &chosen, &options, &mut add);
+    report.ended = ended;
     let count = |verdict| report.cases.iter().filter(|r| r.result == verdict).count();
     (report.passed, report.failed, report.skipped) = (count(Verdict::Pass), count(Verdict::Fail), count(Verdict::Skip));
     match args.json {
@@ -154,6 +150,27 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     }?;
     // A run in which nothing ran has shown nothing.
     Ok(report.failed == 0 && report.passed > 0)
+}
+
+/// Runs the cases, each in all ways that it is for. Ends with a sentence where a rank of another process never came: it
+/// would be waited for in each of the cases that follow.
+fn run_all(ways: &[Way], cases: &[&cases::Case], options: &Options, add: &mut dyn FnMut(Row)) -> Option<String> {
+    for &way in ways {
+        way.ask_for();
+        if let Some(why) = probe::other_way(&options.plugin, way) {
+            add(Row::skipped("all", way, options.nranks, why));
+            continue;
+        }
+        for case in cases.iter().filter(|c| c.is_for(way)) {
+            let row = runner::run(case, way, options);
+            let failure = row.why.clone().filter(|_| row.result == Verdict::Fail);
+            add(row);
+            if let Some(why) = failure.filter(|why| options.place.is_some() && is_absence(why)) {
+                return Some(why);
+            }
+        }
+    }
+    None
 }
 
 /// What the options choose among the tables that are there.

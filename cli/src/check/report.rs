@@ -69,6 +69,9 @@ pub struct Report {
     pub failed: usize,
     /// How many were skipped.
     pub skipped: usize,
+    /// Why it ended before all cases were run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
 }
 
 /// Prints the heading.
@@ -105,9 +108,12 @@ pub fn print_sum(report: &Report) -> io::Result<()> {
         .filter(|r| r.result == Verdict::Fail)
         .map(|r| format!("{} ({})", r.name, r.table))
         .collect();
-    match failed.is_empty() {
-        true => Ok(()),
-        false => out::line(&format!("# failed: {}", failed.join(", "))),
+    if !failed.is_empty() {
+        out::line(&format!("# failed: {}", failed.join(", ")))?;
+    }
+    match &report.ended {
+        Some(why) => out::line(&format!("# ended here, no further case was run: {why}")),
+        None => Ok(()),
     }
 }
 

@@ -194,6 +194,8 @@ fn join(case: &Case, way: Way, options: &Options, control: &Control, place: &Pla
     // A case may work for any time without a step.
     let plan = Plan { place, deadline, tolerate_deaths: false, between_steps: false, options: same };
     let outcome = ranks::run(&plan, |ranks| {
+        // A case may have no step of its own in which a rank would be missed.
+        ranks.gather_within("begin", &[], options.limit * 2)?;
         let rank = ranks.rank() as usize;
         let ranks = RefCell::new(ranks);
         let remote = move |mine: &[u8]| {
@@ -209,6 +211,12 @@ fn join(case: &Case, way: Way, options: &Options, control: &Control, place: &Pla
     let mut sum = Verdicts { bytes: 0, tally: Tally::default(), failure: None };
     let mut findings = Findings::default();
     for (rank, end) in ends {
+        if let End::Failed(why) | End::Aborted(why) = &end {
+            if ranks::is_absence(why) {
+                // All ranks say so.
+                return failed(why.clone());
+            }
+        }
         let echo = matches!(end, End::Aborted(_));
         let one = match end {
             End::Done(text) => serde_json::from_slice(&text).unwrap_or_else(|e| failed(e.to_string())),

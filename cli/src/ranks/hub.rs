@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 const GRACE: Duration = Duration::from_secs(3);
 /// What a rank hears that waits for one that is over.
 pub const ENDED: &str = "has ended and will not come to step";
+/// What is said of a rank that did not come in time.
+pub(super) const ABSENT: &str = "(never connected)";
 /// How long a connection may take to say who it is.
 const HELLO_TIME: Duration = Duration::from_secs(5);
 
@@ -265,7 +267,7 @@ impl Hub {
             .iter()
             .enumerate()
             .filter_map(|(r, state)| match state {
-                State::Absent => Some(format!("rank {r} (never connected)")),
+                State::Absent => Some(format!("rank {r} {ABSENT}")),
                 State::Running { contribution: None, .. } => Some(format!("rank {r}")),
                 _ => None,
             })

@@ -144,6 +144,9 @@ where
     }
 }
 
+/// What a rank says that does not find the hub.
+pub(super) const UNREACHABLE: &str = "cannot reach the root, rank 0,";
+
 /// How long a rank that the hub refuses comes again: the hub may still be that of the run before, if several runs
 /// follow one another at one address.
 const REFUSED_TIME: Duration = Duration::from_secs(3);
@@ -177,7 +180,7 @@ fn join(plan: &Plan, rank: u32, nranks: u32, root: &str) -> Result<Wire, RanksEr
                 return Err(RanksError(why));
             }
             return Err(RanksError(format!(
-                "cannot reach the root at {root} within {:?}: {why}; is it started there?",
+                "{UNREACHABLE} at {root} within {:?}: {why}; is it started there?",
                 plan.deadline
             )));
         }

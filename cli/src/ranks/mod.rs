@@ -49,6 +49,11 @@ impl fmt::Display for RanksError {
 
 impl std::error::Error for RanksError {}
 
+/// Whether a run failed, by its own words, because a rank never came; the words name it.
+pub fn is_absence(why: &str) -> bool {
+    why.contains(hub::ABSENT) || why.contains(launch::UNREACHABLE)
+}
+
 /// This rank's way to the others, apart from the plugin under test.
 pub struct Ranks {
     rank: u32,
