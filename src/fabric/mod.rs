@@ -245,6 +245,27 @@ pub trait Context: Send + Sync + 'static {
         Ok(posted)
     }
 
+    /// As [`Context::post`], an operation of this library's own to this rank, which is `rank`, that names no memory of
+    /// the application's. Where the fabric can, it keeps these apart from all others: they have numbers and room of
+    /// their own and no order with others, and no fault of another operation ends them.
+    ///
+    /// # Safety
+    /// As for [`Context::post`].
+    unsafe fn post_internal(&self, rank: u32, op: &Op) -> Result<Posted> {
+        // SAFETY: the caller's promise.
+        unsafe { self.post(rank, std::slice::from_ref(op)) }
+    }
+
+    /// As [`Context::test`], for one of these.
+    fn test_internal(&self, rank: u32, seq: Seq) -> Result<bool> {
+        self.test(rank, seq)
+    }
+
+    /// As [`Context::completed`], for these.
+    fn completed_internal(&self, rank: u32) -> &AtomicU32 {
+        self.completed(rank)
+    }
+
     /// Whether the fabric may count entries of operations to `peer` at an index in the window with this key; once it
     /// may, it may for good.
     fn may_count(&self, _peer: u32, _rkey: u32) -> bool {

@@ -1,7 +1,9 @@
 //! Credits for device code that looks for them in GPU memory.
 //!
 //! This process cannot store there: the fabric does, for it. What device code is owed the engine tells by operations of
-//! its own to its own rank, *payments*.
+//! its own to its own rank, *payments*. They are posted apart from the program's ([`Context::post_internal`]): what it
+//! does wrong to its own rank ends no other queue's credits. They need no order with its operations, since only what is
+//! known to be complete is paid for.
 //!
 //! The fabric may count at an index itself, where it carries out the operations of entries by a kernel
 //! ([`Context::post_entries`]). There a payment stores the whole count. Additions of the one and stores of the other
@@ -12,16 +14,20 @@
 //! then. Once it may, they store. An addition would be lost, as this rank's engine keeps sums that only it adds to.
 //!
 //! [`Context::post_entries`]: crate::fabric::Context::post_entries
+//! [`Context::post_internal`]: crate::fabric::Context::post_internal
 
+use crate::error::Error;
 use crate::fabric::{Context, CreditIndex};
 use crate::rma::op::{Op, Payload, Put, Signal, Value};
 use crate::rma::seq::Seq;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Looks at a payment in vain after which the fabric is asked whether it will ever be done.
 const ASK_EVERY: u32 = 4096;
 /// Looks without a credit after which few are told although more follow: some 100 µs, longer than most operations take.
 const WAITS: u32 = 1024;
+/// That credits end was said, once a process: a GPU that fails ends those of many queues.
+static IS_SAID: AtomicBool = AtomicBool::new(false);
 
 /// A consumer index, of 4 or 8 bytes, in a window of this rank's.
 #[derive(Clone, Copy, Debug)]
@@ -240,14 +246,14 @@ impl Owed {
         let signal = Some(Signal { remote: at, rkey, value: left.into(), strong: false });
         let op = Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len: 0, signal, more: false });
         // SAFETY: the operation names memory of the set's alone, which ends after its queues.
-        match unsafe { context.post(rank, &[op]) } {
+        match unsafe { context.post_internal(rank, &op) } {
             Ok(posted) if posted.taken == 0 => {}
             Ok(posted) => {
                 self.told = self.told.wrapping_add(left);
                 self.payment = Some(Payment { seq: posted.last, looks: 0 });
             }
-            Err(_) => {
-                self.is_over = true;
+            Err(why) => {
+                self.end(&why);
                 return false;
             }
         }
@@ -259,21 +265,21 @@ impl Owed {
         let Some(payload) = Payload::new(&self.credits.to_le_bytes()[..bytes]) else { return };
         let op = Op::Value(Value { payload, rkey, remote: at, signal: None, more: false });
         // SAFETY: the operation names memory of the set's alone, which ends after its queues.
-        match unsafe { context.post(rank, &[op]) } {
+        match unsafe { context.post_internal(rank, &op) } {
             // There is no room now.
             Ok(posted) if posted.taken == 0 => {}
             Ok(posted) => {
                 self.told = (self.credits as u32).wrapping_sub(paid);
                 self.payment = Some(Payment { seq: posted.last, looks: 0 });
             }
-            Err(_) => self.is_over = true,
+            Err(why) => self.end(&why),
         }
     }
 
     /// Whether device code has yet to see something that it is owed, for the watchdog. `peer` is the queue's.
     #[cold]
     pub fn is_late<C: Context>(&self, context: &C, peer: u32) -> bool {
-        let completed = || Seq(context.completed(self.at.rank).load(Ordering::Acquire));
+        let completed = || Seq(context.completed_internal(self.at.rank).load(Ordering::Acquire));
         let is_posted = self.payment.is_some_and(|payment| !payment.seq.is_done(completed()));
         let paid = if self.adds { 0 } else { context.paid(peer) };
         !self.is_over && (is_posted || self.left(paid) > 0)
@@ -282,16 +288,29 @@ impl Owed {
     /// Whether the payment is done, or will never be.
     fn is_paid<C: Context>(&mut self, context: &C) -> bool {
         let Some(payment) = &mut self.payment else { return true };
-        if !payment.seq.is_done(Seq(context.completed(self.at.rank).load(Ordering::Acquire))) {
+        if !payment.seq.is_done(Seq(context.completed_internal(self.at.rank).load(Ordering::Acquire))) {
             payment.looks += 1;
-            if payment.looks % ASK_EVERY != 0 || context.test(self.at.rank, payment.seq).is_ok() {
+            if payment.looks % ASK_EVERY != 0 {
                 return false;
             }
-            // A fabric that has failed here has told so, and nobody waits for credits any more.
-            self.is_over = true;
+            let Err(why) = context.test_internal(self.at.rank, payment.seq) else { return false };
+            self.end(&why);
         }
         self.payment = None;
         true
+    }
+
+    /// The fabric takes no payment any more.
+    #[cold]
+    fn end(&mut self, why: &Error) {
+        self.is_over = true;
+        let level = if IS_SAID.swap(true, Ordering::Relaxed) { log::Level::Info } else { log::Level::Warn };
+        log::log!(
+            level,
+            "device code is not told any more which entries of a queue are done: {}; kernels that wait for room there, \
+             or for a flush, wait for ever",
+            why.message()
+        );
     }
 }
 

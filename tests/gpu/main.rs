@@ -32,6 +32,7 @@ mod processes;
 mod processes_ends;
 mod processes_order;
 mod queues;
+mod queues_faults;
 mod queues_watchdog;
 mod refused;
 #[path = "../support/mod.rs"]

@@ -1,4 +1,4 @@
-//! A context of the software fabric: a lane to each peer.
+//! A context of the software fabric: a lane to each peer, and one more to this rank for what the library itself posts.
 
 use super::atomic::ATOMICS;
 use super::lane::Lane;
@@ -26,6 +26,8 @@ const LATER_EVERY: u32 = 16;
 pub struct Context {
     shared: Arc<Progress>,
     tx_queues: Box<[Arc<TxQueue>]>,
+    /// To this rank, for operations of the library's own: what an application does wrong to itself must not fail these.
+    internal: Arc<TxQueue>,
     /// Counts tests of later operations; one caller at a time as for everything in a context, so no more than a hint.
     tests: AtomicU32,
     /// Until when the contexts that were made together, and so go together, wait for what is under way; from the first
@@ -45,27 +47,47 @@ impl Context {
             let added = link.add_lanes(lanes);
             tx_queues.iter_mut().zip(added).for_each(|(tx_queues, tx)| tx_queues.push(tx));
         }
+        let own = shared.link(shared.world.rank);
+        let internal = own.add_lanes(numbers.map(|n| Arc::new(Lane::new(n, own.peer, own.health.clone()))));
         let leave_by = Arc::new(OnceLock::new());
-        let context = |tx_queues: Vec<_>| {
+        let context = |(tx_queues, internal): (Vec<_>, _)| {
             let (shared, leave_by) = (shared.clone(), leave_by.clone());
-            Self { shared, tx_queues: tx_queues.into(), tests: AtomicU32::new(0), leave_by }
+            Self { shared, tx_queues: tx_queues.into(), internal, tests: AtomicU32::new(0), leave_by }
         };
-        tx_queues.into_iter().map(context).collect()
+        tx_queues.into_iter().zip(internal).map(context).collect()
     }
 
     #[inline(always)]
     fn post_any(
         &self,
-        peer: u32,
+        tx: &TxQueue,
         ops: &[Op],
         credit: Option<CreditIndex>,
         begin: impl FnOnce(usize),
     ) -> Result<Posted> {
-        let posted = self.shared.link(peer).post(&self.shared, &self.tx_queues[peer as usize], ops, credit, begin)?;
+        let posted = self.shared.link(tx.lane.peer).post(&self.shared, tx, ops, credit, begin)?;
         if (posted.last.0 % POLL_EVERY) < posted.taken as u32 {
             self.shared.poll();
         }
         Ok(posted)
+    }
+
+    #[inline]
+    fn test_on(&self, lane: &Lane, seq: Seq) -> Result<bool> {
+        if lane.test(seq)? {
+            return Ok(true);
+        }
+        // Requests complete in order: only the oldest one's test has news to wait for. NCCL tests all of them, up to
+        // 256, for each operation that it starts; whoever spins on a later one still makes progress.
+        if !lane.is_oldest(seq) {
+            let n = self.tests.load(Ordering::Relaxed).wrapping_add(1);
+            self.tests.store(n, Ordering::Relaxed);
+            if n % LATER_EVERY != 0 {
+                return Ok(false);
+            }
+        }
+        self.shared.poll();
+        lane.test(seq)
     }
 }
 
@@ -85,7 +107,8 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         // First all, so that nothing new begins for it while one is waited for.
-        let links = self.shared.links().iter().zip(&self.tx_queues);
+        let own = self.shared.link(self.internal.lane.peer);
+        let links = self.shared.links().iter().zip(&self.tx_queues).chain([(own, &self.internal)]);
         let drain: Vec<_> = links.map(|(link, tx)| (link, link.leave(tx))).collect();
         let end = *self.leave_by.get_or_init(|| {
             let end = Instant::now() + LEAVE_WITHIN;
@@ -105,7 +128,12 @@ impl crate::fabric::Context for Context {
 
     #[inline]
     unsafe fn post(&self, peer: u32, ops: &[Op]) -> Result<Posted> {
-        self.post_any(peer, ops, None, |_| {})
+        self.post_any(&self.tx_queues[peer as usize], ops, None, |_| {})
+    }
+
+    #[inline]
+    unsafe fn post_internal(&self, _rank: u32, op: &Op) -> Result<Posted> {
+        self.post_any(&self.internal, std::slice::from_ref(op), None, |_| {})
     }
 
     #[inline]
@@ -116,7 +144,7 @@ impl crate::fabric::Context for Context {
         index: CreditIndex,
         begin: impl FnOnce(usize),
     ) -> Result<Posted> {
-        self.post_any(peer, ops, Some(index), begin)
+        self.post_any(&self.tx_queues[peer as usize], ops, Some(index), begin)
     }
 
     #[inline]
@@ -140,21 +168,11 @@ impl crate::fabric::Context for Context {
 
     #[inline]
     fn test(&self, peer: u32, seq: Seq) -> Result<bool> {
-        let lane = &self.tx_queues[peer as usize].lane;
-        if lane.test(seq)? {
-            return Ok(true);
-        }
-        // Requests complete in order: only the oldest one's test has news to wait for. NCCL tests all of them, up to
-        // 256, for each operation that it starts; whoever spins on a later one still makes progress.
-        if !lane.is_oldest(seq) {
-            let n = self.tests.load(Ordering::Relaxed).wrapping_add(1);
-            self.tests.store(n, Ordering::Relaxed);
-            if n % LATER_EVERY != 0 {
-                return Ok(false);
-            }
-        }
-        self.shared.poll();
-        lane.test(seq)
+        self.test_on(&self.tx_queues[peer as usize].lane, seq)
+    }
+
+    fn test_internal(&self, _rank: u32, seq: Seq) -> Result<bool> {
+        self.test_on(&self.internal.lane, seq)
     }
 
     #[inline]
@@ -165,7 +183,7 @@ impl crate::fabric::Context for Context {
 
     fn has_error(&self) -> bool {
         self.shared.look_at_peers();
-        self.shared.engine.has_failed() || self.tx_queues.iter().any(|p| p.lane.has_failed())
+        self.shared.engine.has_failed() || self.tx_queues.iter().chain([&self.internal]).any(|p| p.lane.has_failed())
     }
 
     fn atomics(&self) -> Atomics {
@@ -178,6 +196,10 @@ impl crate::fabric::Context for Context {
 
     fn completed(&self, peer: u32) -> &AtomicU32 {
         self.tx_queues[peer as usize].lane.completed()
+    }
+
+    fn completed_internal(&self, _rank: u32) -> &AtomicU32 {
+        self.internal.lane.completed()
     }
 
     fn lane_kernel(&self) -> Option<Box<dyn LaneServer>> {

@@ -10,6 +10,8 @@ use std::sync::atomic::AtomicU32;
 
 const PEER: u32 = 1;
 const OWN: u32 = 0;
+/// Where the model counts payments, which are numbered apart.
+const INTERNAL: u32 = 2;
 
 /// What the fabric has under way to the peer: operations that it may count, and others.
 #[derive(Clone, Copy, PartialEq)]
@@ -37,8 +39,8 @@ struct Model {
     under_way: RefCell<VecDeque<Entry>>,
     payment: RefCell<Option<u64>>,
     paid: Cell<u32>,
-    posted: [AtomicU32; 2],
-    completed: [AtomicU32; 2],
+    posted: [AtomicU32; 3],
+    completed: [AtomicU32; 3],
     /// Of those to the peer that are complete.
     entries: Cell<u32>,
     may_count: Cell<bool>,
@@ -48,6 +50,8 @@ struct Model {
     is_full: Cell<bool>,
     is_gone: Cell<bool>,
     is_peer_gone: Cell<bool>,
+    /// An operation of the program to its own rank was refused.
+    is_own_failed: Cell<bool>,
     payments: Cell<u32>,
 }
 
@@ -84,12 +88,12 @@ impl Model {
                 self.sum.get()
             );
             self.index.set(self.sum.get());
-            self.completed[OWN as usize].fetch_add(1, Ordering::Relaxed);
+            self.completed[INTERNAL as usize].fetch_add(1, Ordering::Relaxed);
         }
         if let Some(value) = self.payment.borrow_mut().take() {
             assert!(value > self.index.get(), "the index goes from {} to {value}", self.index.get());
             self.index.set(value);
-            self.completed[OWN as usize].fetch_add(1, Ordering::Relaxed);
+            self.completed[INTERNAL as usize].fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -99,8 +103,16 @@ impl Context for Model {
     const SHARES_PROGRESS: bool = true;
 
     unsafe fn post(&self, peer: u32, ops: &[Op]) -> Result<Posted> {
-        match ops {
-            [Op::Value(value)] if peer == OWN => {
+        if peer == OWN && self.is_own_failed.get() {
+            return Err(Error::usage("a window was deregistered"));
+        }
+        self.under_way.borrow_mut().extend(ops.iter().map(|_| Entry::Other));
+        Ok(self.take(peer, ops.len()))
+    }
+    unsafe fn post_internal(&self, rank: u32, op: &Op) -> Result<Posted> {
+        assert_eq!(rank, OWN);
+        match op {
+            Op::Value(value) => {
                 if self.is_gone.get() {
                     return Err(Error::system("the GPU is gone"));
                 }
@@ -113,22 +125,25 @@ impl Context for Model {
                 assert_eq!((value.rkey, value.remote), (7, 64));
                 let before = self.payment.replace(Some(u64::from_le_bytes(bytes)));
                 assert!(before.is_none(), "two payments at a time");
-                self.payments.set(self.payments.get() + 1);
-                Ok(self.take(OWN, 1))
             }
-            [Op::Put(Put { signal: Some(signal), .. })] if peer == OWN => {
+            Op::Put(Put { signal: Some(signal), .. }) => {
                 if self.is_full.get() {
                     return Ok(Posted::NONE);
                 }
                 self.additions.borrow_mut().push_back(signal.value);
-                self.payments.set(self.payments.get() + 1);
-                Ok(self.take(OWN, 1))
             }
-            _ => {
-                self.under_way.borrow_mut().extend(ops.iter().map(|_| Entry::Other));
-                Ok(self.take(peer, ops.len()))
-            }
+            other => panic!("no payment: {other:?}"),
         }
+        self.payments.set(self.payments.get() + 1);
+        Ok(self.take(INTERNAL, 1))
+    }
+    fn test_internal(&self, rank: u32, seq: Seq) -> Result<bool> {
+        assert_eq!(rank, OWN);
+        self.test(INTERNAL, seq)
+    }
+    fn completed_internal(&self, rank: u32) -> &AtomicU32 {
+        assert_eq!(rank, OWN);
+        self.completed(INTERNAL)
     }
     unsafe fn post_entries(
         &self,
@@ -364,6 +379,24 @@ fn a_fabric_that_fails_is_not_waited_for() {
         let visits = (0..=ASK_EVERY).take_while(|_| lane.visit()).count();
         assert!(visits <= ASK_EVERY as usize, "{is_posted}");
         assert!(!lane.visit());
+    }
+}
+
+/// The program names a window that is gone in a put to its own rank: its other queues are told of their credits.
+#[test]
+fn a_fault_of_the_program_to_its_own_rank_ends_no_credits() {
+    for at in [half(), whole(false), whole(true)] {
+        let mut lane = Lane::new(at, 1);
+        lane.fabric.is_own_failed.set(true);
+        // SAFETY: nothing is read or written.
+        assert!(unsafe { lane.fabric.post(OWN, &[PUT]) }.is_err());
+        for told in 1..=3 {
+            lane.post(1, false);
+            assert!(lane.fabric.complete(false) && lane.visit());
+            lane.fabric.store();
+            assert!(!lane.visit());
+            assert_eq!((lane.fabric.index.get(), lane.owed.is_late(&lane.fabric, PEER)), (told, false));
+        }
     }
 }
 
