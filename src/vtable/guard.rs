@@ -66,8 +66,13 @@ pub fn null(name: &str) -> Error {
 #[cold]
 #[inline(never)]
 pub fn dead(kind: Kind, handle: *mut c_void) -> Error {
-    if handle.is_null() {
-        return null(kind.noun());
+    match kind {
+        // NCCL goes on with NULL where connect has failed: that is the error to look for.
+        Kind::Coll if handle.is_null() => return Error::argument(
+            "collComm is NULL: connect has failed before, with its error further up in the log, or was never called",
+        ),
+        _ if handle.is_null() => return null(kind.noun()),
+        _ => {}
     }
     if let Some(maker) = handles::maker(handle) {
         return Error::usage(format!(

@@ -167,6 +167,11 @@ pub unsafe extern "C" fn rma_reg_dma_buf(
 /// As `DeregFn`.
 pub unsafe extern "C" fn dereg(coll_comm: *mut c_void, mhandle: *mut c_void) -> NcclResult {
     guard("deregMrSym", || {
+        if coll_comm.is_null() && mhandle.is_null() {
+            // NCCL ends its windows so where connect has failed, which has said why: there is nothing to end.
+            log::debug!("deregMrSym: neither a communicator nor a window was made");
+            return Ok(());
+        }
         let coll = shared::<Coll>(coll_comm)?;
         if mhandle.is_null() {
             return Err(null("mhandle"));

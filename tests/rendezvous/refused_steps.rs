@@ -141,6 +141,38 @@ fn a_connect_that_one_rank_refuses() {
     }
 }
 
+/// NCCL ends its windows with NULL for communicator and window where connect has failed, and goes on with NULL for the
+/// communicator: the first says nothing that hides the error, and the others lead to it.
+#[test]
+fn calls_behind_a_connect_that_failed_lead_to_its_error() {
+    let (tables, _alone) = tables();
+    let none = std::ptr::null_mut();
+    for table in &tables {
+        let mut ranks = listening(table);
+        let rank = &mut ranks[N - 1];
+        // It has nobody to tell, and so nobody to wait for.
+        let code = rank.connect(&Connect { no_handles: true, ..Connect::default() });
+        assert_eq!((code, rank.coll), (NcclResult::INVALID_ARGUMENT, 0));
+        let mark = log::mark();
+        // SAFETY: the library looks before it touches.
+        ok("deregMrSym", unsafe { table.dereg(none, none) });
+        assert_eq!(log::warnings_since(mark).len(), 0, "{:?}", table.kind());
+        let say = |call: &str, code| {
+            let lines: Vec<_> = log::warnings_since(mark).into_iter().map(|line| line.text).collect();
+            assert_eq!(code, NcclResult::INVALID_ARGUMENT, "{call}");
+            let last = lines.last().expect("a line");
+            assert!(last.starts_with(call) && last.contains("collComm is NULL: connect has failed"), "{lines:#?}");
+        };
+        say("regMrSym", rank.register(&Register::default()));
+        if table.kind() >= Kind::GinV13 {
+            say("createContext", rank.contexts(&Context::default()));
+        }
+        // SAFETY: as above.
+        say("deregMrSym", unsafe { table.dereg(none, std::ptr::dangling_mut::<u64>().cast()) });
+        ranks.into_iter().for_each(Rank::leave);
+    }
+}
+
 #[test]
 fn a_handle_of_another_plugin_or_version_is_refused_by_all_without_waiting() {
     let (tables, _alone) = tables();
