@@ -51,9 +51,9 @@ pub enum RootAction {
     },
     /// Close; nothing of this connection is to be reported any more.
     Close(Conn),
-    /// The rank has its answer, or went before it had. Nothing of this connection is to be reported any more in this
-    /// step; if the call goes on, it is where the rank brings its next request ([`Gather::kept`]), or nobody does
-    /// ([`Gather::gone`]).
+    /// The rank has its answer, or went before it had, or took too long and was closed. Nothing of this connection is
+    /// to be reported any more in this step; if the call goes on, it is where the rank brings its next request
+    /// ([`Gather::kept`]), or nobody does ([`Gather::gone`]).
     Keep(Conn, KeptConnection),
 }
 
@@ -278,18 +278,27 @@ impl Gather {
             Phase::Open if self.missing == 0 => self.complete(now),
             Phase::Open if expires => self.expire(now),
             Phase::Open if self.beats.is_due(now) => self.beat(),
-            Phase::Answering { until, outcome } if now >= *until => {
-                let slow: Vec<u32> = self.links.values().filter_map(|link| link.stage.tells()).collect();
-                let sentence = format!("{}: {} did not read the answer", self.name, self.job.ranks(&slow));
-                *outcome = Err(Failure { code: NcclResult::TIMEOUT.0, sentence });
-                self.links.keys().copied().collect::<Vec<_>>().into_iter().for_each(|conn| self.close(conn));
-            }
+            Phase::Answering { until, .. } if now >= *until => self.leave_slow_readers(),
             Phase::Failing { until, .. } if now >= *until => {
                 self.links.keys().copied().collect::<Vec<_>>().into_iter().for_each(|conn| self.close(conn));
             }
             _ => {}
         }
         self.finish_if_all_know(now);
+    }
+
+    /// Answers have had their time. All ranks came, and those that read theirs know it: the step has ended well for
+    /// them, and does so here. Ranks that have not read theirs are gone for the next one, which fails for all at once.
+    fn leave_slow_readers(&mut self) {
+        for (conn, link) in std::mem::take(&mut self.links) {
+            self.strangers.remove(&conn);
+            self.actions.push_back(RootAction::Close(conn));
+            if let Stage::Answering { tells: Some(rank) } = link.stage {
+                log::warn!("{}: {} did not read the answer in time", self.name, self.job.rank(rank));
+                self.told.insert(rank);
+                self.actions.push_back(RootAction::Keep(conn, KeptConnection { rank, peer: link.peer }));
+            }
+        }
     }
 
     /// Whether [`Gather::tick`] is about to name those who did not come. To be asked before it: rank 0 may have been
@@ -351,15 +360,6 @@ impl Gather {
         self.strangers.remove(&conn);
         if self.links.remove(&conn).is_some() {
             self.actions.push_back(RootAction::Close(conn));
-        }
-    }
-}
-
-impl Stage {
-    fn tells(&self) -> Option<u32> {
-        match self {
-            Self::Answering { tells } => *tells,
-            _ => None,
         }
     }
 }
