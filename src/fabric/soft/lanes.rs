@@ -2,6 +2,7 @@
 
 mod reach;
 
+use super::gate::Entered;
 use super::gpu::lane_kernel::{LaneKernel, LaneRecord};
 use super::gpu::Engine;
 use super::link::RouteKind;
@@ -17,15 +18,16 @@ const LOOK_EVERY: u32 = 1024;
 /// A peer's GPU that the kernel may store into.
 struct Inside {
     peer: u32,
-    /// The engine of a rank of this process; `None`: another process has it.
-    engine: Option<Arc<Engine>>,
+    /// The engine of a rank of this process, and what its gate is left with; `None`: another process has it.
+    engine: Option<(Arc<Engine>, Entered)>,
 }
 
 impl Inside {
     /// Enters. `None`: the gate is closed, or nobody knows the peer.
     fn enter(shared: &Progress, peer: u32) -> Option<Self> {
         if let Some(engine) = engine_at(shared, peer) {
-            return engine.gate().enter().then(|| Self { peer, engine: Some(engine.clone()) });
+            let entered = engine.gate().enter()?;
+            return Some(Self { peer, engine: Some((engine.clone(), entered)) });
         }
         let its = shared.neighbours.get(peer)?;
         shared.status.enter(peer);
@@ -39,12 +41,12 @@ impl Inside {
     /// Whether somebody wants to be alone there.
     #[inline]
     fn is_unwanted(&self, shared: &Progress) -> bool {
-        is_closed(shared, self.peer, self.engine.as_ref())
+        is_closed(shared, self.peer, self.engine.as_ref().map(|(engine, _)| engine))
     }
 
     fn leave(self, shared: &Progress) {
-        match &self.engine {
-            Some(engine) => engine.gate().leave(),
+        match self.engine {
+            Some((engine, entered)) => engine.gate().leave(entered),
             None => shared.status.leave(self.peer),
         }
     }
@@ -269,6 +271,7 @@ impl Drop for Lanes {
     fn drop(&mut self) {
         match self.kernel.take() {
             // It may still run, and so does whoever let go of this: nobody may use the kernel, nor unmap what it knows.
+            // It does not leave the gates where it is, which wait for it once.
             Some(kernel) if kernel.is_serving() => {
                 std::mem::forget(kernel);
                 self.reach.leak();

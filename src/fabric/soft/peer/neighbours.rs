@@ -13,6 +13,11 @@ impl Neighbours {
         Self((0..nranks).map(|_| OnceLock::new()).collect())
     }
 
+    /// How many there may be, this rank among them.
+    pub fn ranks(&self) -> usize {
+        self.0.len()
+    }
+
     /// What this rank says of itself, if it has been heard of.
     #[inline]
     pub fn get(&self, rank: u32) -> Option<&Arc<PeerStatus>> {
