@@ -376,7 +376,8 @@ impl Coll {
         sets.iter().try_for_each(|s| s.progress())
     }
 
-    /// Ends everything: contexts, windows, threads, sockets. Handles of contexts stay valid for destroyContext alone.
+    /// Ends everything: contexts, windows, threads, sockets. Handles of contexts stay valid for destroyContext alone;
+    /// what sets have on the GPU goes without it, as NCCL may call neither that nor finalize.
     pub fn close(&self) {
         if !self.life.destroy() {
             return;
@@ -398,18 +399,9 @@ impl Coll {
         }
         *self.records.lock() = Records::default();
         on_fabric!(&self.fabric, f => f.close());
-        for window in &held.windows {
-            let ended = window.registration().map_or(Ok(()), |registration| registration.guard.end());
-            if let Err(error) = ended {
-                log::warn!("closeColl: {}", error.message());
-                unended.insert(window.handle.load(Ordering::Relaxed), error);
-                // What is a set's own would go with it.
-                let handle = window.handle.load(Ordering::Relaxed) as *mut c_void;
-                let queues = held.sets.iter().filter_map(|set| set.device());
-                queues.filter(|q| q.windows().any(|own| own == handle)).for_each(DeviceQueues::keep_memory);
-            }
-            window.release();
-        }
+        self.end_registrations(&held, &mut unended);
+        held.sets.iter().filter_map(|set| set.device()).for_each(DeviceQueues::leave_memory);
+        self.instance.forget_coll(self);
     }
 }
 

@@ -61,8 +61,8 @@ pub(super) fn check_numbers(contexts: u32, counters: u32, signals: u32) -> Resul
 pub struct DeviceQueues {
     engine: Weak<Engine>,
     ids: Mutex<Vec<WorkId>>,
-    /// Freed when the engine has let go of it, too.
-    memory: Arc<Memory>,
+    /// Freed when the engine has let go of it, too. `None`: closeColl has let go of it.
+    memory: Mutex<Option<Arc<Memory>>>,
     /// Windows that end with the set, as handles: its signals, and what else is its own.
     windows: Vec<usize>,
     /// An entry was malformed or the fabric failed one.
@@ -100,7 +100,7 @@ impl DeviceQueues {
     /// Queues that `engine` drains.
     pub(super) fn new(engine: &Arc<Engine>, ids: Vec<WorkId>, memory: Arc<Memory>, shared: QueueState) -> Self {
         let QueueState { windows, failed, ended, handle, capture } = shared;
-        let (engine, ids) = (Arc::downgrade(engine), Mutex::new(ids));
+        let (engine, ids, memory) = (Arc::downgrade(engine), Mutex::new(ids), Mutex::new(Some(memory)));
         Self { engine, ids, memory, windows, failed, ended, handle, capture, hardware: Mutex::default() }
     }
 
@@ -116,7 +116,7 @@ impl DeviceQueues {
         Self {
             engine,
             ids: Mutex::new(ids),
-            memory,
+            memory: Mutex::new(Some(memory)),
             windows: Vec::new(),
             failed,
             ended: Arc::default(),
@@ -146,7 +146,7 @@ impl DeviceQueues {
 
     /// Bytes of memory that this process and device code share: pinned, where there is a GPU.
     pub fn shared_bytes(&self) -> usize {
-        self.memory.shared_bytes()
+        self.memory.lock().as_ref().map_or(0, |memory| memory.shared_bytes())
     }
 
     /// A window's registration is about to end: nothing is remembered of it.
@@ -175,7 +175,19 @@ impl DeviceQueues {
 
     /// The memory is never freed: somebody may still be at it.
     pub fn keep_memory(&self) {
-        self.memory.keep();
+        if let Some(memory) = &*self.memory.lock() {
+            memory.keep();
+        }
+    }
+
+    /// The set has stopped, its windows have ended, and nobody may ever destroy it: lets go of its memory, in which
+    /// kernels may still be. Memory that is to be kept stays. So does host memory, which no driver frees behind device
+    /// code that runs on CPUs.
+    pub(super) fn leave_memory(&self) {
+        let memory = self.memory.lock().take_if(|memory| memory.is_on_gpu());
+        if let Some(memory) = memory {
+            memory.leave_to_kernels();
+        }
     }
 }
 

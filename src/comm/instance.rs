@@ -92,6 +92,11 @@ impl Instance {
         children.colls.push(Arc::downgrade(coll));
     }
 
+    /// A communicator has ended. Where finalize never comes, its memory would stay as long as it is remembered.
+    pub fn forget_coll(&self, coll: *const Coll) {
+        self.children.lock().colls.retain(|known| known.as_ptr() != coll && known.strong_count() > 0);
+    }
+
     /// Ends what `listen` and `connect` made and the caller did not end: nothing stays behind a finalize.
     pub fn close(&self) {
         self.is_over.store(true, Ordering::Release);

@@ -1,6 +1,7 @@
 //! Registration of memory on every rank of a communicator, and its end.
 
-use super::coll::{contribution, Coll};
+use super::coll::{contribution, Coll, OwnedObjects};
+use super::device_queues::DeviceQueues;
 use super::fabrics::on_fabric;
 use super::rendezvous::Call;
 use crate::error::{Error, Result};
@@ -11,6 +12,7 @@ use crate::memory::window::{Remote, Window, WindowFacts};
 use crate::sys::handles;
 use crate::sys::wire::{Reader, Writer};
 use oxygin_ffi::cuda::Current;
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -152,6 +154,22 @@ impl Coll {
             Some(window) => self.end_window(handle, window),
             // Held until it is through with all of them.
             None => self.unended.lock().get(&(handle as u64)).map_or(Ok(()), |error| Err(error.clone())),
+        }
+    }
+
+    /// Ends the registrations of all windows, whose handles are gone, once the fabric has closed.
+    pub(super) fn end_registrations(&self, held: &OwnedObjects, unended: &mut HashMap<u64, Error>) {
+        for window in &held.windows {
+            let ended = window.registration().map_or(Ok(()), |registration| registration.guard.end());
+            if let Err(error) = ended {
+                log::warn!("closeColl: {}", error.message());
+                let handle = window.handle.load(Ordering::Relaxed);
+                unended.insert(handle, error);
+                // What is a set's own would go with it.
+                let queues = held.sets.iter().filter_map(|set| set.device());
+                queues.filter(|q| q.windows().any(|own| own as u64 == handle)).for_each(DeviceQueues::keep_memory);
+            }
+            window.release();
         }
     }
 

@@ -6,7 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::memory::gpu::{self, cuda_error, GpuMemory};
-use crate::proxy::spares::{SharedMemory, SharedUser};
+use crate::proxy::spares::{Remains, SharedMemory, SharedUser};
 use crate::sys::pages::Pages;
 use crate::sys::sync::Mutex;
 use oxygin_ffi::cuda::{Allocation, Context, Copies, Cuda, CudaError, Managed, Mapped, Stream};
@@ -72,6 +72,8 @@ pub struct Memory {
     patience: Duration,
     /// Bytes that [`Memory::shared`] gave.
     shared: usize,
+    /// Kernels of the application may outlive it.
+    has_kernels: bool,
 }
 
 impl Memory {
@@ -111,7 +113,7 @@ impl Memory {
     fn of(context: Option<Arc<Context>>) -> Self {
         let (pages, with_gpu, mapped) = (Vec::new(), Vec::new(), Vec::new());
         let (user, filler) = (context.as_ref().map(SharedUser::new), Mutex::new(None));
-        Self { context, user, pages, with_gpu, mapped, filler, patience: COPY_LIMIT, shared: 0 }
+        Self { context, user, pages, with_gpu, mapped, filler, patience: COPY_LIMIT, shared: 0, has_kernels: false }
     }
 
     /// Has a copy of contents fail after so long: tests cannot wait as long as programs do.
@@ -125,6 +127,14 @@ impl Memory {
             user.leave();
         }
         std::mem::forget(self.clone());
+    }
+
+    /// Nobody but kernels of the application is at it any more: it is freed behind these, without a wait here, unless
+    /// somebody else has it as well.
+    pub fn leave_to_kernels(self: Arc<Self>) {
+        if let Some(mut memory) = Arc::into_inner(self) {
+            memory.has_kernels = true;
+        }
     }
 
     /// Bytes that the CPU and device code share: pinned or managed memory, where there is a GPU.
@@ -350,6 +360,17 @@ impl Drop for Memory {
         let (Some(context), Some(user)) = (&self.context, self.user.take()) else { return };
         let (mut with_gpu, mapped) = (std::mem::take(&mut self.with_gpu), std::mem::take(&mut self.mapped));
         let filler = self.filler.lock().take();
+        if self.has_kernels {
+            match filler {
+                // A copy has failed, or is late: both its ends stay.
+                Some(Filler { stream: Some(_), .. }) => std::mem::forget((filler, mapped, with_gpu)),
+                filler => {
+                    with_gpu.extend(filler.map(|filler| filler.staging));
+                    user.leave_behind(Remains::new(with_gpu, mapped));
+                }
+            }
+            return;
+        }
         // Where it cannot be entered, it has been destroyed, and its memory with it.
         let current = context.enter();
         // A copy that is late needs both its ends, and to give pinned memory back waits for the kernel that it waits

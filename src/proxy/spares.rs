@@ -4,14 +4,21 @@
 //! while (docs/gpu/private-context.md). A kernel that waits for a transfer would hold up whoever destroys another
 //! communicator beside it. So what a set leaves is kept as long as another one is there in its context, which may be
 //! the one that the kernel uses; what comes takes it from here. The last one of a context frees all.
+//!
+//! destroyContext says that no kernel uses a set any more. Where closeColl comes without it, as in a program that never
+//! ends its device communicators, nobody says so: a kernel may still poll there, in an aborted communicator above all.
+//! What such a set has ([`Remains`]) nobody else gets. It is kept beside the spares, and a thread that nobody waits for
+//! frees it: what is shared with the GPU first, for which the driver waits for the kernels, and mappings after that,
+//! for which it does not.
 
 use crate::sys::sync::Mutex;
 use crate::sys::thread::Thread;
-use oxygin_ffi::cuda::{Context, CudaError, Managed, Pinned, CUDA_ERROR_NOT_SUPPORTED};
+use oxygin_ffi::cuda::{Context, CudaError, Managed, Mapped, Pinned, CUDA_ERROR_NOT_SUPPORTED};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-/// Bytes that are kept in a context. What is more a thread gives back that nobody waits for.
+/// Bytes that are kept in a context, of spares and of remains each. What is more a thread gives back that nobody waits
+/// for.
 const MOST: usize = 256 << 20;
 /// Stack of that thread.
 const STACK: usize = 256 << 10;
@@ -57,6 +64,55 @@ impl SharedMemory {
     }
 }
 
+/// What a set had that kernels may still use.
+pub struct Remains {
+    /// Not empty: to free it, before the rest, takes until the kernels have ended.
+    shared: Vec<SharedMemory>,
+    mapped: Vec<Mapped>,
+}
+
+impl Remains {
+    /// Of a set that had this. `None`: nothing of it makes the driver wait for kernels, and the mappings stay.
+    pub fn new(shared: Vec<SharedMemory>, mapped: Vec<Mapped>) -> Option<Self> {
+        if shared.is_empty() {
+            std::mem::forget(mapped);
+            return None;
+        }
+        Some(Self { shared, mapped })
+    }
+}
+
+/// What can be kept.
+trait Kept: Send + 'static {
+    /// Bytes.
+    fn bytes(&self) -> usize;
+
+    /// Takes out of what is kept, oldest first, what is too much.
+    fn take_over(kept: &mut Vec<Self>) -> Vec<Self>
+    where
+        Self: Sized,
+    {
+        let (mut bytes, mut over): (usize, _) = (kept.iter().map(Self::bytes).sum(), 0);
+        while bytes > MOST {
+            bytes -= kept[over].bytes();
+            over += 1;
+        }
+        kept.drain(..over).collect()
+    }
+}
+
+impl Kept for SharedMemory {
+    fn bytes(&self) -> usize {
+        Self::bytes(self)
+    }
+}
+
+impl Kept for Remains {
+    fn bytes(&self) -> usize {
+        self.shared.iter().map(SharedMemory::bytes).chain(self.mapped.iter().map(Mapped::bytes)).sum()
+    }
+}
+
 /// What is kept in a context.
 struct SparePool {
     context: Arc<Context>,
@@ -64,6 +120,8 @@ struct SparePool {
     users: usize,
     /// Oldest first.
     spares: Vec<SharedMemory>,
+    /// Oldest first.
+    remains: Vec<Remains>,
 }
 
 static POOLS: Mutex<Vec<SparePool>> = Mutex::new(Vec::new());
@@ -81,24 +139,46 @@ impl SharedUser {
         let mut pools = POOLS.lock();
         match pools.iter_mut().find(|pool| pool.context.is(context)) {
             Some(pool) => pool.users += 1,
-            None => pools.push(SparePool { context: context.clone(), users: 1, spares: Vec::new() }),
+            None => {
+                pools.push(SparePool { context: context.clone(), users: 1, spares: Vec::new(), remains: Vec::new() })
+            }
         }
         Self { context: context.clone(), has_left: AtomicBool::new(false) }
     }
 
     /// What it has is never given back: that of others is freed without it.
     pub fn leave(&self) {
+        if let Some(SparePool { context, spares, remains, .. }) = self.end() {
+            free(&context, spares);
+            free_aside(context, remains);
+        }
+    }
+
+    /// It has ended, and leaves this behind. Waits for no kernel.
+    pub fn leave_behind(self, remains: Option<Remains>) {
+        let mut pools = POOLS.lock();
+        let Some(pool) = pools.iter_mut().find(|pool| pool.context.is(&self.context)) else {
+            return std::mem::forget(remains);
+        };
+        pool.remains.extend(remains);
+        let over = Kept::take_over(&mut pool.remains);
+        drop(pools);
+        free_aside(self.context.clone(), over);
+        if let Some(SparePool { context, spares, remains, .. }) = self.end() {
+            free_aside(context.clone(), spares);
+            free_aside(context, remains);
+        }
+    }
+
+    /// It uses nothing from here on. What is kept, if it was the last one.
+    fn end(&self) -> Option<SparePool> {
         if self.has_left.swap(true, Ordering::AcqRel) {
-            return;
+            return None;
         }
         let mut pools = POOLS.lock();
-        let Some(at) = pools.iter().position(|pool| pool.context.is(&self.context)) else { return };
+        let at = pools.iter().position(|pool| pool.context.is(&self.context))?;
         pools[at].users -= 1;
-        if pools[at].users == 0 {
-            let pool = pools.swap_remove(at);
-            drop(pools);
-            free(&pool.context, pool.spares);
-        }
+        (pools[at].users == 0).then(|| pools.swap_remove(at))
     }
 
     /// Zeroed pinned memory of at least so many bytes; which of it is the caller's to say. In the current context,
@@ -143,16 +223,9 @@ impl SharedUser {
         let mut pools = POOLS.lock();
         let Some(pool) = pools.iter_mut().find(|pool| pool.context.is(&self.context)) else { return };
         pool.spares.extend(memory);
-        let mut kept: usize = pool.spares.iter().map(SharedMemory::bytes).sum();
-        let mut over = Vec::new();
-        while kept > MOST {
-            kept -= pool.spares[0].bytes();
-            over.push(pool.spares.remove(0));
-        }
+        let over = Kept::take_over(&mut pool.spares);
         drop(pools);
-        if !over.is_empty() {
-            free_aside(self.context.clone(), over);
-        }
+        free_aside(self.context.clone(), over);
     }
 }
 
@@ -166,16 +239,19 @@ fn fitting(spares: &[SharedMemory], bytes: usize, is_managed: bool) -> Option<us
 }
 
 /// Frees memory in its context. Where that cannot be entered it has been destroyed, and its memory with it.
-fn free(context: &Context, memory: Vec<SharedMemory>) {
+fn free<K: Kept>(context: &Context, memory: Vec<K>) {
     match context.enter() {
         Ok(_current) => drop(memory),
         Err(_) => std::mem::forget(memory),
     }
 }
 
-/// Has a thread free memory, which may wait for kernels.
-fn free_aside(context: Arc<Context>, memory: Vec<SharedMemory>) {
-    let bytes: usize = memory.iter().map(SharedMemory::bytes).sum();
+/// Has a thread free memory, if there is any, which may wait for kernels.
+fn free_aside<K: Kept>(context: Arc<Context>, memory: Vec<K>) {
+    if memory.is_empty() {
+        return;
+    }
+    let bytes: usize = memory.iter().map(K::bytes).sum();
     let memory = std::mem::ManuallyDrop::new(memory);
     let body = move || free(&context, std::mem::ManuallyDrop::into_inner(memory));
     match Thread::spawn("oxygin-free-gpu", STACK, body) {

@@ -27,6 +27,7 @@ mod lanes_nic;
 mod lanes_processes;
 mod lanes_sets;
 mod lanes_windows;
+mod left_sets;
 mod local;
 mod processes;
 mod processes_ends;

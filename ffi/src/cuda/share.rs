@@ -229,6 +229,11 @@ impl Mapped {
     pub fn base(&self) -> CUdeviceptr {
         self.base
     }
+
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 impl Drop for Mapped {
