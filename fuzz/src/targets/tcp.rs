@@ -45,6 +45,9 @@ fn frames() -> Vec<u8> {
         Frame::Atomic { context: 2, place, counted: false },
         Frame::Atomic { context: 2, place, counted: true },
         Frame::Fetched { context: 2, seq: 7, value: 9 },
+        Frame::Fence { context: 2, number: 1, counted: false },
+        Frame::Fence { context: 2, number: 2, counted: true },
+        Frame::Fenced { context: 2, number: 2 },
         Frame::Data { len: 8 },
         Frame::Refused { why: Refusal::Get, context: 3, place },
         Frame::End { context: 3, conns: 5 },
@@ -59,6 +62,7 @@ fn frames() -> Vec<u8> {
                 stream.extend(vec![0; if counted { 16 } else { 0 }]);
                 stream.extend(request.encode());
             }
+            Frame::Fence { counted: true, .. } => stream.extend([0; 16]),
             _ => {}
         }
     }
@@ -95,7 +99,13 @@ fn stream(mut input: &[u8]) {
                 input = rest;
                 0
             }
-            Frame::Fetched { .. } => 0,
+            Frame::Fence { counted: true, .. } => {
+                let Some((counts, rest)) = input.split_at_checked(16) else { return };
+                std::hint::black_box(parse_counts(counts, 4));
+                input = rest;
+                0
+            }
+            Frame::Fence { .. } | Frame::Fenced { .. } | Frame::Fetched { .. } => 0,
             Frame::End { .. } | Frame::Fin => return,
         };
         assert!(payload <= MAX_PAYLOAD);
