@@ -27,6 +27,18 @@ pub struct Pulls {
     done: u32,
 }
 
+impl Pulls {
+    /// Has the peer say, as of a pull with the number returned, when all that came of a context before is in place.
+    /// `None`: its ring has no room.
+    fn ask(&mut self, port: &mut Port, context: u32) -> Option<Seq> {
+        let number = Seq(self.issued).next();
+        port.push_fence(context, number).then(|| {
+            self.issued = number.0;
+            number
+        })
+    }
+}
+
 impl Link {
     /// Whether the peer still has window `id`, as far as is known here.
     pub fn may_have_window(&self, id: u32) -> bool {
@@ -66,14 +78,11 @@ impl Link {
         }
         let is_idle = matches!(queue.state, LaneState::Idle) && queue.tasks.is_empty() && tx.lane.is_idle();
         let Some(mut port) = self.route.near().filter(|_| is_idle) else { return Ok(Flush::NoRoom) };
-        let number = Seq(queue.pulls.issued).next();
-        if !port.push_fence(tx.lane.context, number) {
-            return Ok(Flush::NoRoom);
-        }
+        let Some(number) = queue.pulls.ask(&mut port, tx.lane.context) else { return Ok(Flush::NoRoom) };
         let wake = port.inbox.publish();
         drop(port);
         let seq = tx.lane.number();
-        (queue.pulls.issued, queue.fence) = (number.0, seq);
+        queue.fence = seq;
         queue.remote.push(seq, Until::Pulled(number), None);
         self.backlog.fetch_add(1, Ordering::Relaxed);
         shared.mark_pending(self.peer);
@@ -91,12 +100,8 @@ impl Link {
             return Step::Finished;
         }
         let Some(mut port) = self.route.near() else { return Step::Full };
-        let number = Seq(queue.pulls.issued).next();
-        if !port.push_fence(tx.lane.context, number) {
-            return Step::Full;
-        }
-        queue.pulls.issued = number.0;
-        Step::Out(Until::Pulled(number), None)
+        let number = queue.pulls.ask(&mut port, tx.lane.context);
+        number.map_or(Step::Full, |number| Step::Out(Until::Pulled(number), None))
     }
 
     /// Completes what is done of a lane. Returns whether anything was, or is on its way on this rank's GPU, which is

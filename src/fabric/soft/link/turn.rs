@@ -1,7 +1,7 @@
 //! A lane's turn: its first operations by the transport that the route names, as far as they go for now.
 
 use super::staged::{to_gpu, Step};
-use super::tx_queue::{LaneQueue, LaneState, TxQueue};
+use super::tx_queue::{LaneQueue, LaneState, Running, TxQueue};
 use super::{Link, RouteKind, BURST, QUANTUM};
 use crate::error::{Error, Result};
 use crate::fabric::soft::domain::Domain;
@@ -90,8 +90,6 @@ impl Link {
             };
             // It may have been dropped while the lock was free.
             let Some(task) = queue.tasks.front_mut().filter(|t| t.seq == seq) else { continue };
-            let is_in_ring = self.route.way() == RouteKind::Near
-                && matches!(task.work.transfer(), Transfer::Put(put) if put.len > 0);
             let finished = match step {
                 Step::Moved(n) => {
                     task.done += n;
@@ -117,7 +115,7 @@ impl Link {
                     return (queue, Turn::Over);
                 }
             };
-            if finished && tx.lane.confirms && !task.is_pushed && is_in_ring {
+            if finished && tx.lane.confirms && self.awaits_confirmation(task) {
                 task.is_pushed = true;
                 continue;
             }
@@ -136,6 +134,12 @@ impl Link {
             queue.state = LaneState::Idle;
         }
         (queue, Turn::Over)
+    }
+
+    /// Whether the peer is to say when an operation is in place, all of which is on its way.
+    fn awaits_confirmation(&self, task: &Running) -> bool {
+        let is_put = || matches!(task.work.transfer(), Transfer::Put(put) if put.len > 0);
+        !task.is_pushed && self.route.way() == RouteKind::Near && is_put()
     }
 
     /// One step of the first operation, of at most `budget` bytes.

@@ -480,8 +480,11 @@ fn head(lane: &TaskQueue, conn: &mut Conn, place: WindowBytes, signal: Option<cr
     let bell = signal.map(|s| Bell { rkey: s.rkey, addr: s.remote, value: s.value, counted: s.strong && lane.bulk });
     conn.send_buffer.copy(&Frame::Put { context: lane.lane.context, place, bell }.emit());
     if bell.is_some_and(|b| b.counted) {
-        for count in &lane.counts[..stripes] {
-            conn.send_buffer.copy(&count.to_le_bytes());
-        }
+        copy_counts(lane, &mut conn.send_buffer, stripes);
     }
+}
+
+/// Stages the counts that go behind a header.
+fn copy_counts(lane: &TaskQueue, send_buffer: &mut SendBuffer, stripes: usize) {
+    lane.counts[..stripes].iter().for_each(|count| send_buffer.copy(&count.to_le_bytes()));
 }

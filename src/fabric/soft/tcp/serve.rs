@@ -259,6 +259,13 @@ struct Lanes<'a> {
     gathered: gathered::GatheredMessages,
 }
 
+impl Lanes<'_> {
+    /// Bytes of a header, with the counts behind it if it has them.
+    fn header(&self, counted: bool) -> usize {
+        HEADER + if counted { 4 * self.stripes } else { 0 }
+    }
+}
+
 impl Inbound {
     /// The socket.
     pub fn fd(&self) -> &OwnedFd {
@@ -364,7 +371,7 @@ impl Inbound {
             match frame.map_err(|m| io::Error::new(io::ErrorKind::InvalidData, m.0))? {
                 Frame::Put { context, place, bell } => {
                     let counted = bell.is_some_and(|b| b.counted);
-                    let header = HEADER + if counted { 4 * lanes.stripes } else { 0 };
+                    let header = lanes.header(counted);
                     let staged = self.receive_buffer.staged();
                     if staged.len() < header {
                         return Ok(());

@@ -47,7 +47,7 @@ impl Initiator {
         let place = WindowBytes { rkey: atomic.rkey, addr: atomic.remote, len: atomic.width.bytes() as u32 };
         send_buffer.copy(&Frame::Atomic { context, place, counted: lane.bulk }.emit());
         if lane.bulk {
-            lane.counts[..stripes].iter().for_each(|count| send_buffer.copy(&count.to_le_bytes()));
+            copy_counts(lane, send_buffer, stripes);
         }
         send_buffer.copy(&AtomicRequest::of(atomic, seq.0).encode());
         let owner = FrameOwner { lane: at as u32, operation: id };

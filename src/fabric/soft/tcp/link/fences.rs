@@ -20,7 +20,7 @@ impl Initiator {
             let number = lane.ask().0;
             send_buffer.copy(&Frame::Fence { context: lane.lane.context, number, counted: lane.bulk }.emit());
             if lane.bulk {
-                lane.counts[..stripes].iter().for_each(|count| send_buffer.copy(&count.to_le_bytes()));
+                copy_counts(lane, send_buffer, stripes);
             }
         }
     }

@@ -14,7 +14,7 @@ impl Inbound {
         held: &Held,
         (context, place, counted): (u32, WindowBytes, bool),
     ) -> io::Result<bool> {
-        let header = HEADER + if counted { 4 * lanes.stripes } else { 0 };
+        let header = lanes.header(counted);
         let staged = self.receive_buffer.staged();
         let Some(body) = staged.get(header..header + AtomicRequest::LEN) else { return Ok(false) };
         if counted && lanes.is_choked() || lanes.gpu.is_full() {

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// What a fence names.
+const NO_PLACE: WindowBytes = WindowBytes { rkey: 0, addr: 0, len: 0 };
+
 impl Inbound {
     /// A fence's frame is at the front. `false`: not all of it is here, or it is not to be read now.
     pub(super) fn take_fence(
@@ -10,7 +13,7 @@ impl Inbound {
         held: &Held,
         (context, number, counted): (u32, u32, bool),
     ) -> io::Result<bool> {
-        let header = HEADER + if counted { 4 * lanes.stripes } else { 0 };
+        let header = lanes.header(counted);
         let staged = self.receive_buffer.staged();
         if staged.len() < header {
             return Ok(false);
@@ -21,7 +24,7 @@ impl Inbound {
         }
         let counts = counted.then(|| parse_counts(&staged[HEADER..], lanes.stripes));
         self.receive_buffer.consume(header);
-        self.take_due(lanes, held, (context, WindowBytes { rkey: 0, addr: 0, len: 0 }), counts, Due::Fence(number));
+        self.take_due(lanes, held, (context, NO_PLACE), counts, Due::Fence(number));
         Ok(true)
     }
 
@@ -35,7 +38,6 @@ impl Inbound {
         let header = Frame::Fenced { context, number }.emit();
         let awaited = lanes.gpu.in_place(Source::far(lanes.sender, context));
         let awaited = awaited.map(|awaited| (Awaits::Bytes, awaited));
-        let place = WindowBytes { rkey: 0, addr: 0, len: 0 };
-        self.answers.push_back(Answer { header, context, place, sent: 0, bare: true, buffer: None, awaited });
+        self.answers.push_back(Answer { header, context, place: NO_PLACE, sent: 0, bare: true, buffer: None, awaited });
     }
 }
