@@ -32,22 +32,37 @@ group! {
     }
 }
 
+group! {
+    /// What is set of a kernel.
+    KernelSettings {
+        set: c"cuFuncSetAttribute" fn(CUfunction, c_int, c_int);
+    }
+}
+
+/// `CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT`.
+const CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: c_int = 9;
+/// `CU_SHAREDMEM_CARVEOUT_MAX_L1`.
+const CU_SHAREDMEM_CARVEOUT_MAX_L1: c_int = 0;
+
 impl Cuda {
     fn kernel(&self, call: &'static str) -> Result<&Kernels, CudaError> {
         self.kernels.as_ref().ok_or_else(|| self.error(call, CUDA_ERROR_NOT_SUPPORTED))
     }
 
-    /// Whether every GPU of this process may load from and store to the memory at `at`, which is on `home`. Memory of
-    /// cudaMalloc keeps no list of who may; of it the answer is `true` only where there is no other GPU.
-    pub fn is_open_to_all(&self, at: CUdeviceptr, home: CUdevice) -> bool {
-        let (Some(kernels), count) = (&self.kernels, self.devices()) else { return false };
-        count > 0
-            && (0..count).filter(|&device| device != home).all(|device| {
-                let (mut flags, place) = (0, CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device });
-                // SAFETY: a place for the answer; any address may be asked for.
-                let code = unsafe { (kernels.get_access)(&mut flags, &place, at) };
-                code == CUDA_SUCCESS && flags == c_ulonglong::from(CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
-            })
+    /// Whether a GPU may load from and store to the memory at `at`. Memory of cudaMalloc keeps no list of who may: `false`.
+    pub fn is_open_to(&self, at: CUdeviceptr, device: CUdevice) -> bool {
+        let Some(kernels) = &self.kernels else { return false };
+        let (mut flags, place) = (0, CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device });
+        // SAFETY: a place for the answer; any address may be asked for.
+        let code = unsafe { (kernels.get_access)(&mut flags, &place, at) };
+        code == CUDA_SUCCESS && flags == c_ulonglong::from(CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+    }
+
+    /// Whether every GPU of this process may, where the memory is on `home`, or on none of them. Of memory of cudaMalloc
+    /// the answer is `true` only where there is no other GPU.
+    pub fn is_open_to_all(&self, at: CUdeviceptr, home: Option<CUdevice>) -> bool {
+        let count = self.devices();
+        count > 0 && (0..count).filter(|&device| Some(device) != home).all(|device| self.is_open_to(at, device))
     }
 }
 
@@ -102,7 +117,19 @@ impl Kernel {
         // SAFETY: a place for the answer; the module was just loaded.
         let code = unsafe { (kernels.function)(&mut made.function, made.module, name.as_ptr()) };
         cuda.check("cuModuleGetFunction", code)?;
+        made.ask_for_little();
         Ok(made)
+    }
+
+    /// Asks for no more shared memory than it has. By itself the driver gives a multiprocessor as much as would fill it
+    /// with blocks of a kernel; where another kernel runs with less, none of these finds a place before that has ended
+    /// (H200, driver 580). A driver that cannot be asked is as it is.
+    fn ask_for_little(&self) {
+        let (which, little) = (CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, CU_SHAREDMEM_CARVEOUT_MAX_L1);
+        if let Some(settings) = &self.cuda.kernel_settings {
+            // SAFETY: a function of a module that is loaded; it is a hint.
+            unsafe { (settings.set)(self.function, which, little) };
+        }
     }
 
     /// Starts `blocks` blocks of `threads` threads after what the stream has to do. All parameters are 64 bits wide.

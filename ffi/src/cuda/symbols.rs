@@ -1,7 +1,7 @@
 //! The functions of the CUDA driver, resolved at run time.
 
 use super::io::IoMemory;
-use super::kernel::Kernels;
+use super::kernel::{KernelSettings, Kernels};
 use super::managed::Managing;
 use super::share::Sharing;
 use super::types::*;
@@ -57,6 +57,7 @@ macro_rules! driver {
             pub(super) range_handle: Option<super::dmabuf::RangeHandle>,
             pub(super) copy_batch: Option<CopyBatch>,
             pub(super) io_memory: Option<IoMemory>,
+            pub(super) kernel_settings: Option<KernelSettings>,
             pub(super) sharing: Option<Sharing>,
             pub(super) kernels: Option<Kernels>,
             pub(super) managing: Option<Managing>,
@@ -76,6 +77,7 @@ macro_rules! driver {
                     range_handle: super::dmabuf::resolve(&library),
                     copy_batch: copy_batch(&library),
                     io_memory: IoMemory::resolve(&library),
+                    kernel_settings: KernelSettings::resolve(&library),
                     sharing: Sharing::resolve(&library),
                     kernels: Kernels::resolve(&library),
                     managing: Managing::resolve(&library),
