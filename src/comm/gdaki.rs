@@ -3,6 +3,7 @@
 
 use super::credits::CreditWords;
 use super::nic::NicSpec;
+use crate::config::Ringing;
 use crate::error::Result;
 use crate::fabric::World;
 use crate::gdaki::soft::{QueueView, SetView, TableView};
@@ -68,8 +69,9 @@ impl DeviceImage {
             counters: words(&view.counters, &keys[0]),
             signals: words(&view.signals, &keys[1]),
             sink_lkey: view.sink,
-            // Reads are complete when what they have brought is visible.
-            dump_after_gets: false,
+            // Reads are complete when what they have brought is visible. But a flush rings for gets that were not rung
+            // (`ncclGinOptFlagsAggregateRequests`, as DeepEP's engrams are) by its dump alone.
+            dump_after_gets: view.pairs.iter().flatten().any(|pair| pair.main.handler == Ringing::Doorbell),
         };
         self.describe(&description, memory)
     }

@@ -194,8 +194,10 @@ impl Coll {
             signals: Words { buffer: blocks.signals, each: spec.signals, rkeys: &signal_keys, lkey: signals.lkey() },
             sink_lkey: sink.lkey(),
             // Where the GPU does not order what devices write, or the device has two ways to it, data that a get
-            // brought is visible behind a dump alone, as NCCL has it.
-            dump_after_gets: nic.uses_data_direct()
+            // brought is visible behind a dump alone, as NCCL has it. And where kernels ring the doorbell a flush rings
+            // for gets that were not rung (`ncclGinOptFlagsAggregateRequests`) by its dump alone.
+            dump_after_gets: !queues.wants_ringing()
+                || nic.uses_data_direct()
                 || gpu.is_some_and(|context| !context.cuda().orders_rdma_writes(context.device())),
         };
         let handle = blocks.image.describe(&description, &blocks.memory)?;

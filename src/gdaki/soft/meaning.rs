@@ -309,13 +309,8 @@ impl Windows {
                 let change = Change::CompareSwap { compare, compare_mask, swap, swap_mask };
                 self.atomic(remote, Width::Four, change, &fetched, ops)
             }
-            Request::Dump(local) => {
-                match local.key {
-                    SINK => self.sink(&local)?,
-                    _ => drop(self.local(&local)?),
-                }
-                Ok(Entry::Nothing(Finish::NONE))
-            }
+            Request::Dump(local) if local.key == SINK => self.sink(&local).map(|()| Entry::Nop),
+            Request::Dump(local) => self.local(&local).map(|_| Entry::Nothing(Finish::NONE)),
             Request::Nop => Ok(Entry::Nop),
             Request::Wait { .. } => Ok(Entry::Nothing(Finish::NONE)),
         }

@@ -85,8 +85,9 @@ pub struct SendQueue {
     arrival: Arrival,
     /// An entry that came before there was room for it.
     overrun: u64,
-    /// One behind the newest entry that fetches something.
+    /// One behind the newest entry that fetches something, and that changes something at the peer.
     fetches: u64,
+    changes: u64,
     /// The entry that wrote the batch's last operation, if that may carry the signal of the entry behind it.
     writer: u64,
     early: Early,
@@ -130,6 +131,7 @@ impl SendQueue {
             arrival: Arrival::new(),
             overrun: NEVER,
             fetches: 0,
+            changes: 0,
             writer: NEVER,
             early: Early::default(),
             waits_for: None,
@@ -335,6 +337,8 @@ impl Ring for SendQueue {
 
     const ENDS: Ends = Ends::Ring;
     const JOINS: bool = true;
+
+    const KERNEL_GETS: bool = true;
 
     #[inline(always)]
     fn head(&self) -> Look {

@@ -85,6 +85,7 @@ impl SendQueue {
             let signal = self.windows.signal(&remote, add, &fetched).ok()?;
             self.add_signal(signal, index, ops)
         };
+        self.changes = self.changes.max(index + 1);
         self.note(index, Record { opcode: view.opcode(), syndrome: None, is_signalled: view.is_signalled() });
         Some(entry)
     }
@@ -126,6 +127,14 @@ impl SendQueue {
             if !self.is_over(queue, index)? {
                 return Ok(Entry::Absent);
             }
+        }
+        match work {
+            // It brings what was sent before it, and a fabric carries out what it has at the same time.
+            Request::Read(..) if self.changes > self.credited => return Ok(Entry::Absent),
+            Request::Write(..) | Request::WriteInline(..) | Request::Add { .. } | Request::Swap { .. } => {
+                self.changes = self.changes.max(index + 1);
+            }
+            Request::Read(..) | Request::Wait { .. } | Request::Dump(_) | Request::Nop => {}
         }
         self.note(index, Record { opcode: view.opcode(), syndrome: None, is_signalled: view.is_signalled() });
         if let Request::Add { remote, width: Width::Eight, add, boundary: 0, fetched } = work {
