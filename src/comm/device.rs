@@ -8,7 +8,7 @@ use super::device_queues::{allocate_signals, check_numbers, signal_words, work, 
 use super::fabrics::on_queues;
 use super::windows::WindowSpec;
 use crate::error::Result;
-use crate::fabric::lanes::{LaneServer, TOGETHER};
+use crate::fabric::lanes::{Holds, LaneServer, TOGETHER};
 use crate::fabric::{Context, ContextSpec, World};
 use crate::proxy::credits::CreditWord;
 use crate::proxy::descriptor::layout::{queue_size, Layout};
@@ -211,8 +211,8 @@ impl Coll {
 
     /// A kernel that serves a set's queues by itself, where there can be one. What it does has no times, so there is
     /// none where each operation's are asked for.
-    pub(super) fn lane_kernel<C: Context>(&self, contexts: &[C]) -> Option<Box<dyn LaneServer>> {
-        contexts.first().filter(|_| self.instance.config.trace.is_none())?.lane_kernel()
+    pub(super) fn lane_kernel<C: Context>(&self, contexts: &[C], holds: Holds) -> Option<Box<dyn LaneServer>> {
+        contexts.first().filter(|_| self.instance.config.trace.is_none())?.lane_kernel(holds)
     }
 
     /// Hands the queues of a set to the engine's threads, each its share of the contexts.
@@ -264,7 +264,7 @@ impl Coll {
             let lanes = share.1.iter().map(|(common, lane)| (share.0[*common as usize].number, lane.peer));
             let lanes = lanes.map(|(context, peer)| Metered { context, peer, is_companion: false });
             let meter = Meter::new(page.clone(), engine.trace(), thread, set.set, lanes);
-            let kernel = on_queues!(set.queues(), q => self.lane_kernel(q));
+            let kernel = on_queues!(set.queues(), q => self.lane_kernel(q, Holds::Descriptors));
             engine.give(thread, on_queues!(set.queues(), q => work(q, set, share, meter, &memory, kernel)))
         });
         let shared = QueueState { windows: windows.to_vec(), failed, ended, handle: Some(handle), capture: None };

@@ -11,7 +11,7 @@ use super::gdaki::DeviceImage;
 use super::windows::WindowSpec;
 use crate::config::Ringing;
 use crate::error::{Error, Result};
-use crate::fabric::lanes::{DOORBELL_ROOM, TOGETHER};
+use crate::fabric::lanes::{Holds, DOORBELL_ROOM, TOGETHER};
 use crate::fabric::{Context, ContextSpec, World};
 use crate::gdaki::entry::ENTRY_BYTES;
 use crate::gdaki::soft::doorbell::DoorbellWords;
@@ -371,6 +371,10 @@ impl Coll {
     ) -> Vec<WorkId> {
         let (stride, has_companions, threads) = (spec.contexts.rank_stride, spec.counters > 0, shares.len() as u32);
         let page = self.stats_page(set, Way::Engine, stride, has_companions, threads);
+        let holds = match spec.handler {
+            Ringing::Doorbell => Holds::EntriesWithDoorbell,
+            Ringing::FreeFlow | Ringing::Proxy => Holds::Entries,
+        };
         let mut ids = Vec::new();
         for (thread, queues) in engine.deal(spec.contexts.contexts as usize).zip(shares) {
             // Companions have the order of their queue pairs, and no peer of their own.
@@ -385,7 +389,10 @@ impl Coll {
                 let trace = engine.trace().filter(|_| !is_companion);
                 let meter = Meter::new(page.clone(), trace, thread, set.set, lanes);
                 // Companions go to this rank's counters, in host memory.
-                let kernel = if is_companion { None } else { on_queues!(set.queues(), q => self.lane_kernel(q)) };
+                let kernel = match is_companion {
+                    true => None,
+                    false => on_queues!(set.queues(), q => self.lane_kernel(q, holds)),
+                };
                 let work = on_queues!(set.queues(), q => work(q, set, share, meter, memory, kernel));
                 ids.push(engine.give(thread, work));
             }

@@ -158,7 +158,27 @@ pub const DOORBELL_ROOM: u64 = 128;
 /// all slots of the queue must not look as one that is ahead of it.
 pub const DOORBELL_SLOTS: u32 = 1 << 14;
 
+/// What all queues hold that a kernel serves, and how device code rings: kernels are loaded for one of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    /// Descriptors of either form.
+    Descriptors,
+    /// Send entries of the software NIC, each with a word.
+    Entries,
+    /// The same with a doorbell a queue.
+    EntriesWithDoorbell,
+}
+
 impl Format {
+    /// What such queues hold.
+    pub fn holds(self) -> Holds {
+        match self {
+            Self::Short | Self::Long(_) => Holds::Descriptors,
+            Self::Entries { rings: Rings::Words(_), .. } => Holds::Entries,
+            Self::Entries { rings: Rings::Doorbell { .. }, .. } => Holds::EntriesWithDoorbell,
+        }
+    }
+
     /// Bytes from a slot to the next one.
     pub fn bytes(self) -> u32 {
         match self {

@@ -1,6 +1,7 @@
 //! GPU memory: whether a window is, whose, and in which CUDA context it is used.
 
 use crate::error::{Error, Result};
+use crate::memory::registry::Extent;
 use oxygin_ffi::cuda::{Allocation, Context, Cuda, CudaError};
 use std::sync::Arc;
 
@@ -84,8 +85,35 @@ pub fn inspect(base: u64, len: u64, never_reset: bool) -> Result<Option<GpuMemor
     }
     let context = Context::of(&cuda, &pointer).map_err(|e| cuda_error(what, &e))?;
     let ends = [base, base + len.max(1) - 1];
-    let is_open = ends.iter().all(|&at| cuda.is_open_to_all(at, pointer.device));
+    let is_open = ends.iter().all(|&at| cuda.is_open_to_all(at, Some(pointer.device)));
     let is_virtual = ends.iter().all(|&at| Allocation::at(&cuda, at).is_ok());
     let signals = SignalRules::of_tables(never_reset);
     Ok(Some(GpuMemory { context: Arc::new(context), signals, is_open, is_virtual, is_shared: true }))
+}
+
+/// A window in host memory that the driver made on a NUMA node (`CU_MEM_LOCATION_TYPE_HOST_NUMA`), so that GPUs may be let
+/// to it, and other processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostMemory {
+    /// Where it is.
+    pub extent: Extent,
+    /// This rank's GPU may load from it.
+    pub is_open_here: bool,
+    /// Every GPU of this process may.
+    pub is_open: bool,
+}
+
+impl HostMemory {
+    /// Looks at a window in host memory. `None`: it is other memory. `context` is one of this rank's GPU.
+    pub fn at(context: &Context, extent: Extent) -> Option<Self> {
+        let _current = context.enter().ok()?;
+        let (cuda, device) = (context.cuda(), context.device());
+        let ends = [extent.base, extent.base.checked_add(extent.len.checked_sub(1)?)?];
+        let is_such = |&at: &u64| Allocation::at(cuda, at).and_then(|one| one.node()).is_ok_and(|node| node.is_some());
+        ends.iter().all(is_such).then(|| Self {
+            extent,
+            is_open_here: ends.iter().all(|&at| cuda.is_open_to(at, device)),
+            is_open: ends.iter().all(|&at| cuda.is_open_to_all(at, None)),
+        })
+    }
 }

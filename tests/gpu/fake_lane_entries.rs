@@ -39,8 +39,10 @@ impl GivenEntries for Given {
             2 | 3 => {
                 let (from, n) = (draws.below(1000) * 4, [4, 8, 64, 100, 1024][draws.below(5) as usize]);
                 self.push(at, board.source(from, n), false);
-                // Fences make no difference.
-                Entry::copy(from, at, n as u32).with(11, &[0x08 | (draws.below(4) as u8) << 5])
+                match draws.below(2) {
+                    0 => Entry::copy(from, at, n as u32),
+                    _ => Entry::read(from, at, n as u32),
+                }
             }
             4 => {
                 let by = draws.below(1 << 20) << 40 | 1;
@@ -216,9 +218,16 @@ fn cases(room: u64, end: u64) -> Vec<(&'static str, bool, Entry)> {
         ("nothing", true, Entry::nothing()),
         ("nothing, with all that it does not say", true, Entry::nothing().with(8, &[0xff; 3]).with(12, &[7; 52])),
         ("no completion entry", true, put.flip(11, 8)),
-        ("none of an addition", true, add.with(11, &[0xf7])),
-        ("all flags and an immediate value", true, put.with(8, &[0xff; 8])),
-        ("all that an addition does not say", true, add.with(8, &[0xff; 8]).with(28, &[0xff; 4]).with(40, &[0xff; 8])),
+        ("none of an addition", true, add.with(11, &[0x17])),
+        ("all flags but a fence, and an immediate value", true, put.with(8, &[0xff; 8]).with(11, &[0x1f])),
+        (
+            "all that an addition does not say",
+            true,
+            add.with(8, &[0xff; 8]).with(11, &[0x1f]).with(28, &[0xff; 4]).with(40, &[0xff; 8]),
+        ),
+        ("a fence", false, put.with(11, &[0x28])),
+        ("the other fence", false, add.with(11, &[0x48])),
+        ("all fences", false, Entry::nothing().with(11, &[0x80])),
         ("nothing, of two segments", false, Entry::nothing().with(7, &[2])),
         ("nothing, of none", false, Entry::nothing().with(7, &[0])),
         ("nothing, with a modifier", false, Entry::nothing().flip(0, 8)),
@@ -254,7 +263,33 @@ fn cases(room: u64, end: u64) -> Vec<(&'static str, bool, Entry)> {
         ("an offset of all ones", false, copy(u64::MAX, room, 8)),
         ("a destination of all ones", false, copy(16, u64::MAX, 8)),
     ];
+    let read = Entry::read(16, room, 8);
     all.extend([
+        ("a read", true, read),
+        ("the longest read", true, Entry::read(16, room, MOST as u32)),
+        ("a read of the last bytes", true, Entry::read(SOURCE_BYTES - 8, end - 8, 8)),
+        ("a read of what is written, too", true, read.with(24, &SOURCE_KEY.to_be_bytes()).with(16, &[0; 8])),
+        ("a read of more than there is", false, Entry::read(SOURCE_BYTES - 4, room, 8)),
+        ("a read to behind the end", false, Entry::read(16, end - 4, 8)),
+        ("a read to nowhere here", false, read.with(36, &TARGET_KEY.to_be_bytes())),
+        ("a read of an unknown window", false, read.with(24, &[5, 6, 7, 9])),
+        ("a read of odd bytes", false, Entry::read(16, room, 6)),
+        ("a read of no bytes", false, Entry::read(16, room, 0)),
+        ("a read from an odd place", false, Entry::read(18, room, 8)),
+        ("a read to an odd place", false, Entry::read(16, room + 2, 8)),
+        ("a read with a fence", false, read.with(11, &[0x48])),
+        ("a read of two ranges", false, read.with(7, &[4])),
+        ("a read into the entry", false, Entry::read(16, room, 1 << 31 | 8)),
+        ("bytes for what is only read", false, put.with(24, &READ_KEY.to_be_bytes())),
+        ("a value for what is only read", false, value(8, 0).with(24, &READ_KEY.to_be_bytes())),
+        ("an addition to what is only read", false, add.with(24, &READ_KEY.to_be_bytes())),
+        ("a dump of nothing", true, Entry::dump(8, 1 << 8, 0)),
+        ("a dump of no bytes", true, Entry::dump(0, 1 << 8, 8)),
+        ("a dump behind that", false, Entry::dump(8, 1 << 8, 1)),
+        ("a dump of more", false, Entry::dump(9, 1 << 8, 0)),
+        ("a dump far behind that", false, Entry::dump(8, 1 << 8, 1 << 32)),
+        ("a dump of a window", false, Entry::dump(8, READ_KEY, 0)),
+        ("a dump of three segments", false, Entry::dump(8, 1 << 8, 0).with(7, &[3])),
         ("a value of three bytes", false, value(3, room)),
         ("a value of no bytes", false, value(0, room)),
         ("a value of twelve bytes", false, Entry::value(&[7; 12], room, 3)),
@@ -268,7 +303,8 @@ fn cases(room: u64, end: u64) -> Vec<(&'static str, bool, Entry)> {
         ("an addition that fetches to a window", false, add.with(52, &SOURCE_KEY.to_be_bytes())),
         ("an addition that fetches to the second word", false, add.with(63, &[8])),
     ]);
-    let others = [0x00, 0x0f, 0x10, 0x14, 0x15, 0x23, 0xff];
+    // A read of the destination, which is only there at the peer, to the sources, is none.
+    let others = [0x00, 0x0f, 0x14, 0x15, 0x23, 0xff];
     all.extend(others.map(|opcode| ("another opcode", false, put.with(3, &[opcode]))));
     all.extend(others.map(|opcode| ("another opcode of an addition", false, add.with(3, &[opcode]))));
     all
@@ -346,7 +382,7 @@ fn a_board_of_entries_that_no_host_may_write_is_a_violation() {
         (8, |_| (1_u32 << 8).to_be().into()),
         (8, |_| TARGET_KEY.to_be().into()),
         (9, |_| u64::MAX - 8),
-        (13, |_| 1),
+        (13, |_| 2),
     ];
     let mut violations = |change: &dyn Fn(&Board<'_>)| {
         let before = fake.violations();

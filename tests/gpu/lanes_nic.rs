@@ -75,14 +75,14 @@ fn what(nth: usize, mix: Mix) -> What {
     let (kind, n) = (draw as usize % 8, draw as usize / 8 % 8);
     let block = nth % BLOCKS;
     match kind {
-        _ if mix.refused > 0 && draw as usize % mix.refused == 0 => match n % 3 {
+        _ if mix.refused > 0 && draw as usize % mix.refused == 0 => match n % 2 {
             0 => What::Put { block, bytes: BLOCK },
-            1 => What::Value { at: nth % VALUES_AT_ONCE, bytes: 16 },
-            _ => What::Get,
+            _ => What::Value { at: nth % VALUES_AT_ONCE, bytes: 16 },
         },
         0..=3 => What::Put { block, bytes: [8, 16, 64, 104, 520, 4096, 8192, 32 << 10][n] },
         4..=5 => What::Value { at: nth % VALUES_AT_ONCE, bytes: 8 },
         6 => What::AddBehindNothing,
+        7 if n == 0 => What::Get,
         _ => What::Add,
     }
 }

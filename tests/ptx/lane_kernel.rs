@@ -15,6 +15,7 @@ mod queue;
 mod refused;
 mod ring;
 mod sends;
+mod sends_read;
 mod sends_refused;
 mod sends_served;
 mod watched;
@@ -113,4 +114,23 @@ fn serve_launch(bench: &mut Bench, entries: u64, life: u64) {
 #[test]
 fn what_it_says_is_so() {
     (0..16).for_each(|seed| serve(PTX, seed));
+}
+
+/// The text for queues of one kind, as `lane_kernel/text.rs` makes it for the driver: what the board says of their kind is
+/// not looked at.
+fn of_kind(slots: Slots) -> String {
+    let set = [("is_entry", slots != Slots::Descriptors), ("is_bell", slots == Slots::Bells)];
+    set.iter().fold(PTX.to_string(), |text, (name, value)| {
+        let line = format!("vote.sync.any.pred {name}, %p0, 0xffffffff;");
+        assert_eq!(text.matches(&line).count(), 1, "{name}");
+        text.replace(&line, &format!("setp.{}.u32 {name}, 0, 0;", if *value { "eq" } else { "ne" }))
+    })
+}
+
+#[test]
+fn what_the_text_for_one_kind_says_is_so() {
+    for slots in [Slots::Descriptors, Slots::Sends, Slots::Bells] {
+        let text = of_kind(slots);
+        (0..6).for_each(|seed| serve_slots(slots, &text, seed));
+    }
 }

@@ -1,4 +1,5 @@
-//! GPU memory of other processes: exported, imported, mapped; each object is ended by its drop.
+//! GPU memory of other processes, and host memory of theirs that the driver made for GPUs: exported, imported, mapped;
+//! each object is ended by its drop.
 //!
 //! What cuMemCreate made (and ncclMemAlloc) travels as a file descriptor and is mapped where the importer likes.
 //! Nothing here waits for a running kernel. Memory of cuMemAlloc or cudaMalloc, which travels as 64 bytes and belongs
@@ -21,6 +22,8 @@ pub const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: c_int = 1;
 pub const CU_MEM_ALLOCATION_TYPE_PINNED: c_int = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 pub const CU_MEM_LOCATION_TYPE_DEVICE: c_uint = 1;
+/// `CU_MEM_LOCATION_TYPE_HOST_NUMA`: host memory, of the NUMA node with that number.
+pub const CU_MEM_LOCATION_TYPE_HOST_NUMA: c_uint = 3;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 pub const CU_MEM_ACCESS_FLAGS_PROT_READWRITE: c_uint = 3;
 
@@ -84,7 +87,7 @@ impl Cuda {
     }
 }
 
-/// Physical GPU memory; this holds one reference to it.
+/// Physical memory; this holds one reference to it.
 pub struct Allocation {
     cuda: Arc<Cuda>,
     raw: CUmemHandle,
@@ -131,14 +134,24 @@ impl Allocation {
         Ok(Self { cuda: cuda.clone(), raw })
     }
 
-    /// Whether it was made so that it can be exported as a descriptor.
-    pub fn has_descriptor(&self) -> Result<bool, CudaError> {
+    fn properties(&self) -> Result<CUmemAllocationProp, CudaError> {
         let call = "cuMemGetAllocationPropertiesFromHandle";
         // SAFETY: plain data, for which zero is a value.
         let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
         // SAFETY: a place for the answer; the handle is ours.
         self.cuda.check(call, unsafe { (self.cuda.share(call)?.properties)(&mut properties, self.raw) })?;
-        Ok(properties.requested_handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0)
+        Ok(properties)
+    }
+
+    /// Whether it was made so that it can be exported as a descriptor.
+    pub fn has_descriptor(&self) -> Result<bool, CudaError> {
+        Ok(self.properties()?.requested_handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0)
+    }
+
+    /// The NUMA node that it is host memory of; `None`: it is a GPU's.
+    pub fn node(&self) -> Result<Option<c_int>, CudaError> {
+        let location = self.properties()?.location;
+        Ok((location.kind == CU_MEM_LOCATION_TYPE_HOST_NUMA).then_some(location.id))
     }
 
     /// A new descriptor for it.
@@ -174,7 +187,8 @@ impl Drop for Allocation {
     }
 }
 
-/// Allocations mapped side by side, read- and writable by one GPU. The mapping keeps the memory alive.
+/// Allocations mapped side by side, read- and writable by one GPU, and by the CPUs where they are host memory. The mapping
+/// keeps the memory alive.
 pub struct Mapped {
     cuda: Arc<Cuda>,
     base: CUdeviceptr,
@@ -202,26 +216,29 @@ impl Mapped {
             cuda.check("cuMemMap", unsafe { (share.map)(at, *bytes as usize, 0, allocation.raw, 0) })?;
             made.parts.push(*bytes as usize);
         }
-        let access = CUmemAccessDesc {
-            location: CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device },
-            flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
-        // SAFETY: the whole range is mapped; one description.
-        cuda.check("cuMemSetAccess", unsafe { (share.set_access)(made.base, bytes, &access, 1) })?;
+        made.allow(CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device })?;
+        // The driver copies some of what it takes for host memory by the CPU.
+        let mut nodes = parts.iter().map(|(allocation, _)| allocation.node()).collect::<Result<Vec<_>, _>>()?;
+        nodes.dedup();
+        for node in nodes.into_iter().flatten() {
+            made.allow(CUmemLocation { kind: CU_MEM_LOCATION_TYPE_HOST_NUMA, id: node })?;
+        }
         Ok(made)
+    }
+
+    /// Lets somebody load from all of it and store to it.
+    fn allow(&self, location: CUmemLocation) -> Result<(), CudaError> {
+        let call = "cuMemSetAccess";
+        let access = CUmemAccessDesc { location, flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+        // SAFETY: the whole range is mapped; one description.
+        self.cuda.check(call, unsafe { (self.cuda.share(call)?.set_access)(self.base, self.bytes, &access, 1) })
     }
 
     /// Lets the other GPUs of this process that can reach it load from it and store to it. The driver refuses those
     /// that cannot.
     pub fn open_to_peers(&self, home: CUdevice) {
-        let Some(share) = &self.cuda.sharing else { return };
         for device in (0..self.cuda.devices()).filter(|&device| device != home) {
-            let access = CUmemAccessDesc {
-                location: CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device },
-                flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-            };
-            // SAFETY: the whole range is mapped; one description.
-            unsafe { (share.set_access)(self.base, self.bytes, &access, 1) };
+            let _ = self.allow(CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device });
         }
     }
 

@@ -3,7 +3,7 @@
 
 use super::{take, Target};
 use oxygin::fabric::soft::ipc::exchange::{answered, request, Answer, Answers, Collected, AT_ONCE};
-use oxygin::fabric::soft::ipc::wire::{Datagram, Offer, What, MAX_SEGMENTS};
+use oxygin::fabric::soft::ipc::wire::{Datagram, Offer, Place, What, MAX_SEGMENTS};
 use oxygin::fabric::soft::peer::contact::MAX_BODY;
 use oxygin::fabric::soft::shm::message::PullRequest;
 
@@ -19,9 +19,11 @@ pub fn targets() -> Vec<Target> {
 /// Bytes of the window that the seeds are about.
 const LEN: u64 = 1 << 20;
 
-fn all_offers() -> [Offer; 2] {
-    let segments = Offer::Segments { offset: 4096, sizes: vec![1 << 20; 11], gpu: "0000:1b:00.0".into() };
-    [segments, Offer::Not("no handle type".into())]
+fn all_offers() -> [Offer; 3] {
+    let place = Place::Gpu("0000:1b:00.0".into());
+    let segments = Offer::Segments { offset: 4096, sizes: vec![1 << 20; 11], place };
+    let host = Offer::Segments { offset: 0, sizes: vec![1 << 21], place: Place::Host };
+    [segments, host, Offer::Not("no handle type".into())]
 }
 
 fn offers() -> Vec<Vec<u8>> {
@@ -94,7 +96,7 @@ fn scripts() -> Vec<Vec<u8>> {
         }
         script
     };
-    let [segments, _] = all_offers();
+    let [segments, ..] = all_offers();
     let [ask, one, refused] = all_datagrams();
     let each = (0..11).rev().map(|segment| Datagram::Segment { round: 1, segment, what: What::Descriptor });
     vec![

@@ -6,7 +6,7 @@ use super::lanes::Lanes;
 use super::link::{TxQueue, LEAVE_WITHIN};
 use super::progress::Progress;
 use crate::error::Result;
-use crate::fabric::lanes::LaneServer;
+use crate::fabric::lanes::{Holds, LaneServer};
 use crate::fabric::{CreditIndex, Flush, Posted, Sent};
 use crate::rma::atomic::Atomics;
 use crate::rma::op::Op;
@@ -202,7 +202,7 @@ impl crate::fabric::Context for Context {
         self.internal.lane.completed()
     }
 
-    fn lane_kernel(&self) -> Option<Box<dyn LaneServer>> {
-        Some(Box::new(Lanes::open(&self.shared)?))
+    fn lane_kernel(&self, holds: Holds) -> Option<Box<dyn LaneServer>> {
+        Some(Box::new(Lanes::open(&self.shared, holds)?))
     }
 }

@@ -7,8 +7,8 @@ use super::gpu::lane_kernel::{LaneKernel, LaneRecord};
 use super::gpu::Engine;
 use super::link::RouteKind;
 use super::progress::Progress;
-use crate::fabric::lanes::{self, LaneView, Position, Stage, WindowView, LONGEST, WINDOWS};
-use reach::Reach;
+use crate::fabric::lanes::{self, Holds, LaneView, Position, Stage, WindowView, WINDOWS};
+use reach::{Reach, What};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -84,10 +84,10 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// Loads the kernel, if there is none yet. `None`: there can be none.
-    pub fn open(shared: &Arc<Progress>) -> Option<Self> {
+    /// Loads the kernel for such queues, if there is none yet. `None`: there can be none.
+    pub fn open(shared: &Arc<Progress>, holds: Holds) -> Option<Self> {
         let shared = shared.clone();
-        shared.engine.open_lane_kernel().then(|| Self {
+        shared.engine.open_lane_kernel(holds).then(|| Self {
             shared,
             kernel: None,
             inside: Vec::new(),
@@ -99,8 +99,7 @@ impl Lanes {
 
     /// A queue as the kernel is to know it; `None`: it cannot serve it.
     fn record(&mut self, view: &LaneView) -> Option<LaneRecord> {
-        let mut record =
-            LaneRecord { view: *view, windows: [0; WINDOWS], signals: 0, most: LONGEST as u32, is_far: false };
+        let mut record = LaneRecord::new(view);
         if view.is_watched {
             // Nothing of it is carried out.
             (record.view.signals, record.view.windows) = (0, [WindowView::default(); WINDOWS]);
@@ -108,20 +107,25 @@ impl Lanes {
         }
         if view.signals > 0 {
             let len = 8 * u64::from(view.signals);
-            (record.signals, record.is_far) =
-                self.reach.peers(&self.shared, view.peer, view.signals_key, view.signals_at, len)?;
+            let found = self.reach.peers(&self.shared, view.peer, view.signals_key, view.signals_at, len);
+            let (at, what) = found.filter(|(_, what)| *what != What::Host)?;
+            (record.signals, record.is_far) = (at, what == What::Far);
         }
         let mut any = view.signals > 0;
         for (at, window) in view.windows.iter().enumerate().filter(|(_, window)| window.handle != 0) {
             let WindowView { lkey, base, len, rkey, remote_base, remote_len, .. } = *window;
-            let is_here = self.reach.has_own(&self.shared, lkey, base, len);
-            let reached = self.reach.peers(&self.shared, view.peer, rkey, remote_base, remote_len);
-            match reached.filter(|_| is_here) {
-                Some((remote, is_far)) => {
+            let known = &mut record.view.windows[at];
+            match self.reach.peers(&self.shared, view.peer, rkey, remote_base, remote_len) {
+                Some((remote, what)) => {
                     (record.windows[at], any) = (remote, true);
-                    record.is_far |= is_far;
+                    record.are_read[at] = what == What::Host;
+                    record.is_far |= what == What::Far;
+                    // Of what is here in host memory the kernel knows no byte.
+                    if !self.reach.has_own(&self.shared, lkey, base, len) {
+                        known.len = 0;
+                    }
                 }
-                None => record.view.windows[at].handle = 0,
+                None => known.handle = 0,
             }
         }
         any.then_some(record)

@@ -187,6 +187,7 @@ impl Fabric for SoftFabric {
     fn register(&self, region: &Region) -> Result<Registration> {
         let shared = self.shared()?.clone();
         admit(&shared, region.id);
+        shared.engine.add_host_window(region.id, extent(region));
         shared.status.set_window(region.id, true);
         let guard = Registered::new(shared, region.id, false);
         Ok(Registration { lkey: region.id, rkey: region.id, guard: Box::new(guard) })
@@ -224,10 +225,13 @@ impl Fabric for SoftFabric {
     }
 
     /// What peers on this host are to know of a window that was just registered, so that they can share it; empty: it
-    /// is no GPU memory, or none of theirs.
+    /// is memory that GPUs are not let to, or none of theirs.
     fn offer(&self, region: &Region, gpu: Option<&GpuMemory>) -> Vec<u8> {
-        let is_wanted = gpu.is_some_and(|memory| memory.is_shared);
-        match self.shared.get().filter(|_| is_wanted) {
+        let is_wanted = |shared: &Progress| match gpu {
+            Some(memory) => memory.is_shared,
+            None => shared.engine.host_memory(region.id).is_some(),
+        };
+        match self.shared.get().filter(|shared| is_wanted(shared)) {
             Some(shared) => shared.share.offer(&shared.engine, region.id, extent(region), region.strict),
             None => Vec::new(),
         }

@@ -35,12 +35,17 @@ impl Registered {
     fn withdraw(&self) -> Result<()> {
         let (shared, id) = (&self.shared, self.id);
         if !self.is_gpu {
+            // Kernels that read it by themselves end first, as below.
+            let _closed = shared.engine.host_memory(id).map(|_| Closed::begin(shared, self.left()));
+            shared.engine.remove_host_window(id);
+            let mut peers = shared.share.withdraw(&**shared, id, self.left());
             shared.status.set_window(id, false);
             shared.links().iter().for_each(Link::pass_tx_queues);
-            let mut peers = withdraw(&shared.status, shared.neighbours.met(), shared.world.rank, id, self.left());
+            peers.extend(withdraw(&shared.status, shared.neighbours.met(), shared.world.rank, id, self.left()));
             // Engines copy from and to it for who put or got here.
             let passed = shared.engine.withdraw_caller(shared.world.rank, id, false, self.left());
             peers.extend(self.withdraw_from_engines());
+            shared.share.retire(&**shared, id, &[]);
             return self.outcome(&peers, passed);
         }
         // Kernels of peers' and this rank's own that store by themselves end first, and look windows up anew.

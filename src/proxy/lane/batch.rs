@@ -40,9 +40,9 @@ impl Other {
 /// Copies that are not longer than `longest`, and what else a kernel takes.
 fn is_for_kernel(op: &Op, longest: u64) -> bool {
     match op {
-        Op::Put(put) => put.len <= longest,
+        Op::Put(_) | Op::Get(_) => op.len() <= longest,
         Op::Value(value) => value.payload.bytes().len() <= 8,
-        Op::Get(_) | Op::Atomic(_) => false,
+        Op::Atomic(_) => false,
     }
 }
 
@@ -77,7 +77,7 @@ impl Batch {
     pub fn suits_kernel(&self, apart: &mut Apart) -> bool {
         let is_for_kernel = |op: &Op| {
             let longest = apart.longest();
-            apart.note(if let Op::Put(put) = op { put.len } else { 0 });
+            apart.note(if let Op::Put(_) | Op::Get(_) = op { op.len() } else { 0 });
             is_for_kernel(op, longest)
         };
         // Each is counted, whether those before it are for the kernel or not.
@@ -135,9 +135,14 @@ impl Batch {
         ops + (self.joined & of_them).count_ones()
     }
 
-    /// An entry of so many operations, which bring something here or do not.
-    pub(super) fn add_several(&mut self, ops: u8, brings: bool) {
-        self.others.push(Other { brings, may_suit: false, ..Other::new(Finish::NONE, ops) });
+    /// An entry of so many operations.
+    pub(super) fn add_several(&mut self, ops: u8) {
+        self.others.push(Other { may_suit: false, ..Other::new(Finish::NONE, ops) });
+    }
+
+    /// The same where they bring something here. `may_suit`: a kernel takes such an entry of one operation.
+    pub(super) fn add_gets(&mut self, ops: u8, may_suit: bool) {
+        self.others.push(Other { brings: true, may_suit: may_suit && ops == 1, ..Other::new(Finish::NONE, ops) });
     }
 
     pub(super) fn len(&self) -> u32 {
@@ -148,7 +153,7 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rma::op::Put;
+    use crate::rma::op::{Get, Put};
 
     #[test]
     fn what_is_behind_an_entry_that_asks_for_nothing_suits_as_ever() {
@@ -171,7 +176,17 @@ mod tests {
         assert!(suits(&|_| ()));
         assert!(!suits(&|batch| batch.add(Finish::NONE, false)), "a wait");
         assert!(!suits(&|batch| batch.add(Finish(1), true)), "a counter");
-        assert!(!suits(&|batch| batch.add_several(1, true)), "a get");
+        assert!(!suits(&|batch| batch.add_several(1)), "several ranges");
+        let get = |len| Op::Get(Get { local: 0, lkey: 0, rkey: 0, remote: 0, len, more: false });
+        let gets = |ops: u8, len: u64, may_suit: bool| {
+            suits(&|batch| {
+                (0..ops).for_each(|_| batch.ops.push(get(len)));
+                batch.add_gets(ops, may_suit);
+            })
+        };
+        assert!(gets(1, LONGEST, true));
+        assert!(!gets(1, LONGEST, false), "of a ring whose gets no kernel takes");
+        assert!(!gets(2, 8, true) && !gets(1, LONGEST + 1, true));
         assert!(!suits(&|batch| {
             batch.ops.push(put(LONGEST + 1));
             batch.add(Finish::NONE, true);

@@ -52,8 +52,8 @@ impl<R: Ring> Lane<R> {
                 Entry::Op(finish) => batch.add(finish, true),
                 Entry::Nothing(finish) => batch.add(finish, false),
                 Entry::Nop => batch.add_nop(),
-                Entry::Ops(ops) => batch.add_several(ops, false),
-                Entry::Gets(ops) => batch.add_several(ops, true),
+                Entry::Ops(ops) => batch.add_several(ops),
+                Entry::Gets(ops) => batch.add_gets(ops, R::KERNEL_GETS),
                 Entry::Flush(finish) => {
                     stop = Some(Stop::Flush(finish));
                     break;

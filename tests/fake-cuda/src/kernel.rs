@@ -170,6 +170,8 @@ pub struct Launch {
     pub parameters: Vec<u64>,
     /// Warps beside the first.
     pub workers: u32,
+    /// Warps of a block.
+    pub block_warps: u32,
 }
 
 impl Launch {
@@ -312,9 +314,9 @@ pub unsafe extern "C" fn cuLaunchKernel(
         world().violation("cuLaunchKernel of a kernel of another context, or of one that is not known here");
         return INVALID_HANDLE;
     };
-    if which == Which::Lanes && (grid_x > LaneKernel::BLOCKS || block_x != LaneKernel::THREADS) {
+    if which == Which::Lanes && (grid_x > LaneKernel::BLOCKS || !LaneKernel::THREADS.contains(&block_x)) {
         drop(kernels);
-        world().violation("a lane kernel of another size than one to 16 blocks of 256 threads");
+        world().violation("a lane kernel of another size than one to 16 blocks of 128 or 256 threads");
         return CUDA_ERROR_INVALID_VALUE;
     }
     let read = |i: usize| unsafe { (*parameters.add(i)).cast::<u64>().read_unaligned() };
@@ -333,8 +335,19 @@ pub unsafe extern "C" fn cuLaunchKernel(
         LAUNCHES_WITHOUT_WORKERS.fetch_add(u64::from(grid_x == 1), Ordering::Relaxed);
         LAUNCHES_OF_A_BLOCK.fetch_add(u64::from(grid_x == 1 && warps > 1), Ordering::Relaxed);
     }
-    let launch = Launch { id, which, context: current(), parameters, workers: warps - 1 };
+    let (context, block_warps) = (current(), block_x / 32);
+    let launch = Launch { id, which, context, parameters, workers: warps - 1, block_warps };
     unsafe { enqueue("cuLaunchKernel", stream, Work::Kernel(launch)) }
+}
+
+#[no_mangle]
+pub extern "C" fn cuFuncSetAttribute(_function: *mut c_void, which: c_int, value: c_int) -> CUresult {
+    call!("cuFuncSetAttribute");
+    // How much of a multiprocessor's shared memory it would like, of a hundred parts.
+    match (which, value) {
+        (9, -1..=100) => CUDA_SUCCESS,
+        _ => CUDA_ERROR_INVALID_VALUE,
+    }
 }
 
 /// Which GPUs may load from and store to memory: real drivers know it of memory of cuMemCreate alone.
@@ -361,7 +374,7 @@ pub fn run(launch: &Launch) -> CUresult {
     let device = device_of(launch.context);
     let code = match launch.which {
         Which::Copy => CopyKernel::new(launch, Reach(device)).run(),
-        Which::Lanes => LaneKernel::run_all(launch, (launch.workers + 1) * 32 / LaneKernel::THREADS, Reach(device)),
+        Which::Lanes => LaneKernel::run_all(launch, (launch.workers + 1) / launch.block_warps, Reach(device)),
         Which::Trial => TrialKernel::new(launch, Reach(device)).run(),
     };
     launch.end();

@@ -16,8 +16,9 @@ const OPCODE: usize = 3;
 const NUMBER: usize = 4;
 const SEGMENTS: usize = 7;
 const FLAGS: usize = 11;
-/// The flag that asks for a completion entry.
+/// The flag that asks for a completion entry, and those of a fence.
 const ASKS: u8 = 8;
+const FENCE: u8 = 0xe0;
 const REMOTE_OFFSET: usize = 16;
 const REMOTE_KEY: usize = 24;
 const LENGTH: usize = 32;
@@ -28,10 +29,14 @@ const VALUE: usize = 36;
 const ADDEND: usize = 32;
 /// Where what was in the word before goes: a length, a key, an offset.
 const FETCHED: usize = 48;
+/// The same of what a dump reads.
+const DUMPED: usize = 16;
 
 const NOTHING: u8 = 0x00;
 const WRITE: u8 = 0x08;
+const READ: u8 = 0x10;
 const FETCH_ADD: u8 = 0x12;
+const DUMP: u8 = 0x23;
 /// In the first byte of a length: the bytes stand behind it.
 const IS_INSIDE: u8 = 0x80;
 /// Of what is fetched: 8 bytes to where nobody reads them.
@@ -113,17 +118,28 @@ impl EntryQueue {
         let [.., above, below] = index.to_be_bytes();
         let is_own = e.0[..OPCODE] == [0, above, below] && e.0[NUMBER..SEGMENTS] == self.number;
         // Who counts completions in entries knows of none that asks for none.
-        if !is_own || self.rung == Rung::ByDoorbell && e.0[FLAGS] & ASKS == 0 {
+        if !is_own || self.rung == Rung::ByDoorbell && e.0[FLAGS] & ASKS == 0 || e.0[FLAGS] & FENCE != 0 {
             return None;
         }
         let data = |data| Taken { data: Some(data), signal: None };
         match (e.0[OPCODE], e.segments(), e.is_inside()) {
             (WRITE, 3, false) => e.copy(record).map(data),
+            (READ, 3, false) => e.read(record).map(data),
             (WRITE, 3 | 4, true) => e.value(record).map(data),
             (NOTHING, 1, _) => Some(Taken { data: None, signal: None }),
+            (DUMP, 2, _) => e.dumps_nothing().then_some(Taken { data: None, signal: None }),
             (FETCH_ADD, 4, _) => e.addition(record).map(|signal| Taken { data: None, signal: Some(signal) }),
             _ => None,
         }
+    }
+}
+
+/// Whether an entry is a read, which sees what was written before it and not what is written after it; `None`: that makes
+/// no difference to it.
+pub fn is_read(words: [u64; WORDS]) -> Option<bool> {
+    match Entry::of(words).0[OPCODE] {
+        NOTHING | DUMP => None,
+        opcode => Some(opcode == READ),
     }
 }
 
@@ -178,15 +194,32 @@ impl Entry {
 
     /// Where so many bytes go.
     fn to(&self, record: &Record, bytes: u64) -> Option<u64> {
-        record.window(self.key(REMOTE_KEY))?.at_peer.at(self.be64(REMOTE_OFFSET), bytes)
+        record.window(self.key(REMOTE_KEY))?.written().at(self.be64(REMOTE_OFFSET), bytes)
     }
 
-    fn copy(&self, record: &Record) -> Option<Data> {
+    /// A range here of so many bytes, if that may be.
+    fn range(&self, record: &Record) -> Option<(u64, u64)> {
         let bytes = self.be32(LENGTH).into();
         if bytes == 0 || bytes > record.longest() {
             return None;
         }
-        let from = record.window(self.key(KEY))?.here.at(self.be64(OFFSET), bytes)?;
+        Some((record.window(self.key(KEY))?.here.at(self.be64(OFFSET), bytes)?, bytes))
+    }
+
+    fn read(&self, record: &Record) -> Option<Data> {
+        let (to, bytes) = self.range(record)?;
+        let from = record.window(self.key(REMOTE_KEY))?.at_peer.at(self.be64(REMOTE_OFFSET), bytes)?;
+        ((from | to | bytes) % 4 == 0).then_some(Data::Copy { from, to, bytes })
+    }
+
+    /// Whether a dump is one of where nobody reads.
+    fn dumps_nothing(&self) -> bool {
+        let (len, at) = (u64::from(self.be32(DUMPED)), self.be64(DUMPED + 8));
+        self.key(DUMPED + 4) == SINK && len <= 8 && at <= 8 - len
+    }
+
+    fn copy(&self, record: &Record) -> Option<Data> {
+        let (from, bytes) = self.range(record)?;
         let to = self.to(record, bytes)?;
         ((from | to | bytes) % 4 == 0).then_some(Data::Copy { from, to, bytes })
     }

@@ -8,6 +8,7 @@ use crate::copy_kernel::store;
 use crate::kernel::{rest, Launch, Reach, MISALIGNED, SLOWNESS};
 use crate::lane_counts::{DESCRIPTORS, ENDS, ENTRIES, GOS, GOS_OF_OTHERS, REFUSALS};
 use crate::lane_effect::{pieces, Effect};
+use crate::lane_entry::is_read;
 use crate::lane_longer::Lane;
 use crate::lane_record::{Data, Holds, Record, Taken, RECORD_WORDS};
 use crate::lane_slots::Slots;
@@ -21,7 +22,8 @@ use std::sync::atomic::{fence, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 // The board: what its bytes are, and where.
-const BOARD: usize = RECORDS as usize + 64 * RECORD as usize;
+const BOARD: usize = RECORDS as usize + PLACES as usize * RECORD as usize;
+const PLACES: u64 = 64;
 const GO: u64 = 0;
 const STOP: u64 = 8;
 const SPREAD: u64 = 16;
@@ -34,7 +36,6 @@ const RECORD: u64 = 8 * RECORD_WORDS as u64;
 
 /// Of a position: the descriptor or entry there is not for this kernel.
 const REFUSED: u64 = 1 << 32;
-const WARPS: u64 = 8;
 /// Slots that a warp looks at.
 const AT_ONCE: u64 = 8;
 /// Between two effects, at times: long enough for others to see the one without the other.
@@ -116,8 +117,8 @@ type Ended = Result<(), CUresult>;
 impl<'a> LaneKernel<'a> {
     pub const NAME: &'static str = "oxygin_lanes";
     pub const PARAMETERS: usize = 4;
-    /// It is never launched otherwise.
-    pub const THREADS: u32 = 32 * WARPS as u32;
+    /// It is never launched otherwise: of four warps or eight.
+    pub const THREADS: [u32; 2] = [128, 256];
     /// At most so many blocks.
     pub const BLOCKS: u32 = 16;
 
@@ -211,7 +212,7 @@ impl<'a> LaneKernel<'a> {
 
     /// All warps with their lanes, as the board has them. What is wrong there has no lane.
     fn warps(&mut self) -> Result<Vec<Warp>, CUresult> {
-        let mut warps: Vec<Warp> = (0..WARPS).map(|_| Warp::default()).collect();
+        let mut warps: Vec<Warp> = (0..self.launch.block_warps).map(|_| Warp::default()).collect();
         let spread = self.read(SPREAD)?;
         if spread > 3 {
             world().violation(&format!("lanes spread by {spread}"));
@@ -225,7 +226,13 @@ impl<'a> LaneKernel<'a> {
         self.holds = holds;
         self.at_once = AT_ONCE >> spread;
         let mut owned = Vec::new();
-        for place in 0..WARPS << spread {
+        let places = u64::from(self.launch.block_warps) << spread;
+        for place in places..PLACES {
+            if self.read(RECORDS + place * RECORD)? != 0 {
+                world().violation(&format!("lane {place}: it is no warp's"));
+            }
+        }
+        for place in 0..places {
             let mut words = [0; RECORD_WORDS];
             for (i, word) in words.iter_mut().enumerate() {
                 *word = self.read(RECORDS + place * RECORD + 8 * i as u64)?;
@@ -410,8 +417,14 @@ impl<'a> LaneKernel<'a> {
             return Ok(());
         }
         let found = slots.whole(self.at_once, self.left, &mut self.random);
-        let first = lane.next;
+        let (first, mut kind) = (lane.next, None);
         for words in found {
+            // Behind entries of another kind it is left to the next look.
+            let its = if self.holds == Holds::Descriptors { None } else { is_read(words) };
+            if its.is_some() && kind.is_some_and(|kind| kind != its) {
+                break;
+            }
+            kind = if its.is_some() { Some(its) } else { kind };
             let Some(Taken { data, signal }) = lane.take(words, self.at_once == AT_ONCE) else {
                 lane.is_closed = true;
                 REFUSALS.fetch_add(1, Ordering::Relaxed);

@@ -67,6 +67,19 @@ pub struct Window {
     handle: u64,
     pub here: End,
     pub at_peer: End,
+    /// Nothing of it is written at the peer.
+    is_read: bool,
+}
+
+impl Window {
+    /// The peer's, for what writes there.
+    pub fn written(&self) -> End {
+        if self.is_read {
+            End::default()
+        } else {
+            self.at_peer
+        }
+    }
 }
 
 /// A lane.
@@ -119,7 +132,8 @@ impl Record {
         }
         let windows: [Window; WINDOWS] = std::array::from_fn(|i| {
             let w = &words[8 + 6 * i..];
-            Window { handle: w[0], here: End { base: w[1], bytes: w[2] }, at_peer: End { base: w[3], bytes: w[4] } }
+            let [here, at_peer] = [1, 3].map(|at| End { base: w[at], bytes: w[at + 1] });
+            Window { handle: w[0], here, at_peer, is_read: w[5] != 0 }
         });
         let entries = match holds {
             Holds::Descriptors => None,
@@ -156,7 +170,7 @@ impl Record {
             ((0..known.len()).any(is_twice), "two windows with one handle"),
             (known.iter().any(|w| wraps(w.here) || wraps(w.at_peer)), "a window that does not end"),
             (words[6] > 3, "a peer that is neither near nor far, or a lane neither served nor watched"),
-            ((0..WINDOWS).any(|i| words[13 + 6 * i] != 0), "something in a window's word that has no meaning"),
+            ((0..WINDOWS).any(|i| words[13 + 6 * i] > 1), "a window that is neither read alone nor written"),
         ];
         is_wrong.iter().find(|w| w.0).map_or(Ok(()), |w| Err(w.1))
     }
@@ -245,7 +259,7 @@ impl Record {
         };
         let op = d.op() & !(OP_SIGNAL_INC | OP_SIGNAL_ADD);
         if op == OP_VA_SIGNAL {
-            let at = self.window(d.first_handle())?.at_peer.at(d.first_offset(), 8)?;
+            let at = self.window(d.first_handle())?.written().at(d.first_offset(), 8)?;
             return (at % 8 == 0).then_some(Taken { data: None, signal: Some((at, by?)) });
         }
         let signal = match by {
@@ -276,7 +290,7 @@ impl Record {
             return None;
         }
         let from = self.window(d.first_handle())?.here.at(d.first_offset(), bytes)?;
-        let to = self.window(d.second_handle())?.at_peer.at(d.second_offset(), bytes)?;
+        let to = self.window(d.second_handle())?.written().at(d.second_offset(), bytes)?;
         ((from | to | bytes) % 4 == 0).then_some(Data::Copy { from, to, bytes })
     }
 
@@ -285,7 +299,7 @@ impl Record {
         if ![1, 2, 4, 8].contains(&bytes) {
             return None;
         }
-        let to = self.window(d.second_handle())?.at_peer.at(d.second_offset(), bytes)?;
+        let to = self.window(d.second_handle())?.written().at(d.second_offset(), bytes)?;
         (to % bytes == 0).then_some(Data::Value { to, bytes: bytes as u32, value: d.inline_value() })
     }
 }

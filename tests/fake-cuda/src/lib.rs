@@ -199,6 +199,7 @@ pub unsafe extern "C" fn cuPointerGetAttributes(
                     place.cast::<CUcontext>().write(known.unwrap_or(std::ptr::null_mut()));
                 }
                 CU_POINTER_ATTRIBUTE_MEMORY_TYPE => place.cast::<c_uint>().write(match found {
+                    Some(memory) if memory.device == memory::HOST => CU_MEMORYTYPE_HOST,
                     Some(_) => CU_MEMORYTYPE_DEVICE,
                     None if KNOWN_HOST.load(Ordering::Relaxed) == at => CU_MEMORYTYPE_HOST,
                     None => 0,

@@ -1,9 +1,12 @@
-//! Device memory: no access where the application sees it, writable where the GPU does.
+//! Device memory: no access where the application sees it, writable where the GPU does. Memory that was made on a NUMA
+//! node is writable where both do.
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 pub const PAGE: usize = 4096;
+/// Whose memory it is that was made on a NUMA node: no device's.
+pub const HOST: c_int = -2;
 const MAGIC: u64 = 0x6661_6b65_6d65_6d31;
 
 /// Bytes of a device, in a file that other processes can map; its last page says whose and which.
@@ -113,9 +116,12 @@ impl Range {
     /// Puts memory under a part of it.
     pub fn map(&self, at: u64, bytes: usize, memory: &Bytes) {
         let (rw, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
-        // SAFETY: inside the range (caller), which is ours.
-        let got = unsafe { libc::mmap(self.alias(at).cast(), bytes, rw, flags, memory.fd.as_raw_fd(), 0) };
-        assert!(got != libc::MAP_FAILED);
+        let is_seen = memory.device == HOST;
+        for at in [self.alias(at), at as *mut u8].into_iter().take(1 + usize::from(is_seen)) {
+            // SAFETY: inside the range (caller), which is ours.
+            let got = unsafe { libc::mmap(at.cast(), bytes, rw, flags, memory.fd.as_raw_fd(), 0) };
+            assert!(got != libc::MAP_FAILED);
+        }
     }
 
     /// Gives the bytes of a mapping back to the system, here and in every process that has them. They are zeros then.
@@ -127,8 +133,10 @@ impl Range {
     /// Takes it away: a stream that still works there dies.
     pub fn unmap(&self, at: u64, bytes: usize) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-        // SAFETY: inside the range (caller), which is ours.
-        unsafe { libc::mmap(self.alias(at).cast(), bytes, libc::PROT_NONE, flags, -1, 0) };
+        for at in [self.alias(at), at as *mut u8] {
+            // SAFETY: inside the range (caller), which is ours.
+            unsafe { libc::mmap(at.cast(), bytes, libc::PROT_NONE, flags, -1, 0) };
+        }
     }
 
     pub fn free(self) {

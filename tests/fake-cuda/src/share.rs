@@ -1,7 +1,7 @@
 //! Virtual memory management and memory of other processes. Which calls wait for kernels was tried on a real driver
 //! (580.159, H200): only closing IPC memory does.
 
-use crate::memory::{Bytes, Kind, Memory, Range};
+use crate::memory::{Bytes, Kind, Memory, Range, HOST};
 use crate::world::{current, world, Physical, INVALID_CONTEXT};
 use crate::{blocking, call, give, in_context};
 use oxygin_ffi::cuda::*;
@@ -42,7 +42,11 @@ pub unsafe extern "C" fn cuMemCreate(
     if size > DEVICE_BYTES {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    let bytes = Bytes::new(properties.location.id, size, properties.requested_handle_types);
+    let device = match properties.location.kind {
+        CU_MEM_LOCATION_TYPE_HOST_NUMA => HOST,
+        _ => properties.location.id,
+    };
+    let bytes = Bytes::new(device, size, properties.requested_handle_types);
     unsafe { give(handle, world().add_physical(bytes)) }
 }
 
@@ -87,7 +91,10 @@ pub unsafe extern "C" fn cuMemGetAllocationPropertiesFromHandle(
     let made = CUmemAllocationProp {
         kind: CU_MEM_ALLOCATION_TYPE_PINNED,
         requested_handle_types: bytes.handle_types,
-        location: CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: bytes.device },
+        location: match bytes.device {
+            HOST => CUmemLocation { kind: CU_MEM_LOCATION_TYPE_HOST_NUMA, id: 0 },
+            id => CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id },
+        },
         win32: std::ptr::null_mut(),
         flags: [0; 8],
     };
@@ -211,6 +218,13 @@ pub unsafe extern "C" fn cuMemSetAccess(
         return CUDA_ERROR_INVALID_VALUE;
     }
     let (mut from, end) = (at, at + size as u64);
+    if access.location.kind == CU_MEM_LOCATION_TYPE_HOST_NUMA {
+        // The CPUs see host memory anyhow, and no other.
+        return match world().find(at, size).is_some_and(|memory| memory.device == HOST) {
+            true => CUDA_SUCCESS,
+            false => CUDA_ERROR_NOT_SUPPORTED,
+        };
+    }
     while from < end {
         let Some(next) = world().allow(from, access.location.id) else { return CUDA_ERROR_INVALID_VALUE };
         from = next;
@@ -239,6 +253,21 @@ pub unsafe extern "C" fn fake_alloc_segments(device: c_int, sizes: *const usize,
         base += bytes as u64;
     }
     range.base
+}
+
+/// Memory on a NUMA node that can be exported, mapped for the CPUs and for the GPUs with a bit in `who`.
+#[no_mangle]
+pub extern "C" fn fake_alloc_host(bytes: usize, who: u64) -> u64 {
+    assert!(bytes % GRANULARITY == 0);
+    let range = Range::reserve(bytes);
+    let mut world = world();
+    world.ranges().push(range);
+    let memory = Bytes::new(HOST, bytes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    range.map(range.base, bytes, &memory);
+    let of = world.add_physical(memory);
+    let (base, device, only, kind) = (range.base, HOST, Some(who), Kind::Mapped);
+    world.add(Memory { base, bytes, range, device, only, managed: false, access: 0, of, kind });
+    base
 }
 
 /// How much memory of other processes is mapped.

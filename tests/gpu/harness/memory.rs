@@ -1,6 +1,7 @@
 //! What windows between processes are made of, and what tests write there.
 
 use super::*;
+use nccl_plugin_api::PTR_HOST;
 
 /// What a window's memory is.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +20,44 @@ impl Fake {
     pub fn first_bus(&self, bus: i32) {
         // SAFETY: a function of the fake driver, of this type.
         unsafe { self.call::<extern "C" fn(i32)>(b"fake_first_bus")(bus) }
+    }
+}
+
+/// A window in host memory that was made on a NUMA node.
+pub struct HostWindow {
+    window: Window,
+    at: *mut u64,
+    words: usize,
+}
+
+impl HostWindow {
+    /// One that GPUs with a bit in `who` are let to.
+    pub fn new(fake: &Fake, r: &Rank, words: usize, who: u64) -> Self {
+        // SAFETY: a function of the fake driver, of this type.
+        let alloc = unsafe { fake.call::<extern "C" fn(usize, u64) -> u64>(b"fake_alloc_host") };
+        let at = alloc((8 * words).next_multiple_of(65_536), who) as *mut u64;
+        let mut window = r.not_registered(0);
+        // SAFETY: memory that stays.
+        let code = unsafe {
+            T.reg_mr_sym.unwrap()(r.coll, at.cast(), words * 8, PTR_HOST, MR_FLAG_FORCE_SO, &mut window.handle)
+        };
+        ok(code);
+        Self { window, at, words }
+    }
+
+    /// For the calls of `Rank`.
+    pub fn as_window(&self) -> &Window {
+        &self.window
+    }
+
+    pub fn word(&self, i: usize) -> &AtomicU64 {
+        assert!(i < self.words);
+        // SAFETY: inside the mapping, aligned.
+        unsafe { AtomicU64::from_ptr(self.at.add(i)) }
+    }
+
+    pub fn set(&self, i: usize, value: u64) {
+        self.word(i).store(value, Ordering::Release);
     }
 }
 

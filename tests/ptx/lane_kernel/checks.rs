@@ -1,6 +1,7 @@
 //! What must be so at any time, and what once a launch has ended.
 
 use super::queue::{pattern, Data, Queue, Signal};
+use super::sends_read::is_read;
 use super::*;
 
 impl Bench {
@@ -59,7 +60,9 @@ impl Bench {
             assert!(signalled <= rung, "{place}: a signal of what is not there");
             // Whoever waits for the index alone tells others: bytes are there behind that, too.
             let seen = signalled.max(taken).max(q.arrived);
-            (q.arrived..seen).for_each(|i| self.check_bytes(place, i, far, true));
+            // What is read comes to this GPU.
+            let is_far = |i: usize| far && !(q.pair.is_some() && is_read(&q.entries[i]));
+            (q.arrived..seen).for_each(|i| self.check_bytes(place, i, is_far(i), true));
             let mut done = signalled.saturating_sub(self.together(place));
             let mut refused = q.refused;
             if self.is_let_go && word >> 32 != 0 {
@@ -75,7 +78,7 @@ impl Bench {
                 (done, refused) = (at, Some(at));
             }
             let done = done.max(q.done);
-            (q.done..done).for_each(|i| self.check_done(place, i, far));
+            (q.done..done).for_each(|i| self.check_done(place, i, is_far(i)));
             let q = self.queues[place].as_mut().expect("a queue");
             (q.told, q.arrived, q.done, q.refused) = (taken, seen.max(done), done, refused);
         }

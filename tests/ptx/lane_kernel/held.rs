@@ -8,7 +8,7 @@ use super::sends_refused::bad_send;
 use super::*;
 
 /// One warp, whichever or this one, whose queues have room for several looks.
-fn wide(slots: Slots, ptx: &str, seed: u64, warp: Option<u64>) -> Bench {
+pub fn wide(slots: Slots, ptx: &str, seed: u64, warp: Option<u64>) -> Bench {
     let mut bench = full(slots, ptx, seed);
     bench.late_every = 0;
     // The smallest one decides what is looked at ahead.

@@ -1,6 +1,7 @@
 //! A queue of device code, what was posted to it, and what each descriptor or send entry is to do.
 
 use super::sends::Pair;
+use super::sends_read::Written;
 use super::*;
 use nccl_plugin_api::descriptor::{Descriptor, Form};
 use nccl_plugin_api::descriptor::{OP_INLINE, OP_PUT, OP_SIGNAL_ADD, OP_SIGNAL_INC, OP_VA_SIGNAL};
@@ -20,6 +21,8 @@ pub struct Window {
     pub peer_bytes: u64,
     /// What was used of it at the peer.
     used: u64,
+    /// For reads alone: what is here for others is at the peer, and what is there is here.
+    pub is_turned: bool,
 }
 
 /// What arrives where.
@@ -78,6 +81,8 @@ pub struct Queue {
     pub is_watched: bool,
     pub windows: [Option<Window>; 4],
     pub next_signal: u64,
+    /// What was sent last, for a read of it.
+    pub written: Option<Written>,
     /// What entries were like of late, and how many had each signal.
     pub models: Vec<super::alike::Model>,
     pub runs: std::collections::HashMap<u32, u64>,
@@ -107,7 +112,23 @@ impl Window {
             peer: TARGETS + queue * ROOM + i * WINDOW + 4 * random.below(2) * random.below(4),
             peer_bytes: WINDOW - 16 - random.below(100) - [0, WINDOW / 4][random.below(2) as usize],
             used: 0,
+            is_turned: false,
         }
+    }
+
+    /// Base and bytes here, base and bytes at the peer, and whether that is read alone, as the kernel is told.
+    fn told(&self) -> [u64; 5] {
+        let (here, peer) = ((self.here, self.here_bytes), (self.peer, self.peer_bytes));
+        let ((here, here_bytes), (peer, peer_bytes)) = if self.is_turned { (peer, here) } else { (here, peer) };
+        [here, here_bytes, peer, peer_bytes, self.is_turned.into()]
+    }
+
+    /// So many bytes of it here, at a multiple of `unit`: the address.
+    pub fn some(&self, bytes: u64, unit: u64, random: &mut Random) -> u64 {
+        let first = self.here.next_multiple_of(unit);
+        // Some end where the window does.
+        let units = (self.here + self.here_bytes - bytes - first) / unit;
+        first + unit * [random.below(units + 1), units][random.below(2) as usize]
     }
 
     /// By which send entries name it, here and at the peer.
@@ -167,6 +188,7 @@ impl Queue {
             is_watched: false,
             windows,
             next_signal: 1,
+            written: None,
             models: Vec::new(),
             runs: std::collections::HashMap::new(),
             entries: Vec::new(),
@@ -254,18 +276,18 @@ impl Queue {
         for (i, window) in self.windows.iter().enumerate() {
             let at = 8 + 6 * ((i + turned) % 4);
             // What is no window may have anything but a handle.
-            words[at + 1..at + 5].copy_from_slice(&[SOURCES, u64::MAX, TARGETS, u64::MAX]);
+            words[at + 1..at + 6].copy_from_slice(&[SOURCES, u64::MAX, TARGETS, u64::MAX, random.below(2)]);
             if let Some(w) = window {
-                let handle = if self.pair.is_some() { sends::swapped(w.key()).into() } else { w.handle };
-                words[at..at + 5].copy_from_slice(&[handle, w.here, w.here_bytes, w.peer, w.peer_bytes]);
+                words[at] = if self.pair.is_some() { sends::swapped(w.key()).into() } else { w.handle };
+                words[at + 1..at + 6].copy_from_slice(&w.told());
             }
         }
         words
     }
 
-    /// Any of its windows.
+    /// Any of its windows that is not for reads alone.
     pub fn window(&mut self, random: &mut Random) -> &mut Window {
-        let all: Vec<&mut Window> = self.windows.iter_mut().flatten().collect();
+        let all: Vec<&mut Window> = self.windows.iter_mut().flatten().filter(|w| !w.is_turned).collect();
         let n = random.below(all.len() as u64) as usize;
         all.into_iter().nth(n).expect("it has one")
     }
@@ -279,10 +301,7 @@ impl Queue {
     /// So many bytes of a window here, at a multiple of `unit`: the window, and the address.
     pub fn source(&mut self, bytes: u64, unit: u64, random: &mut Random) -> (Window, u64) {
         let w = *self.window(random);
-        let first = w.here.next_multiple_of(unit);
-        // Some end where the window does.
-        let units = (w.here + w.here_bytes - bytes - first) / unit;
-        (w, first + unit * [random.below(units + 1), units][random.below(2) as usize])
+        (w, w.some(bytes, unit, random))
     }
 
     /// A signal that none has had.
@@ -340,13 +359,13 @@ impl Queue {
 
     /// One of a kind; what is passed over uses up nothing.
     pub fn entry_of(&mut self, random: &mut Random, is_wanted: impl Fn(&Entry) -> bool) -> Entry {
-        let used = (self.windows, self.next_signal);
+        let used = (self.windows, self.next_signal, self.written);
         loop {
             let entry = self.any_entry(random);
             if is_wanted(&entry) {
                 return entry;
             }
-            (self.windows, self.next_signal) = used;
+            (self.windows, self.next_signal, self.written) = used;
         }
     }
 

@@ -1,17 +1,21 @@
 //! Send entries of the software NIC: their bytes, and queues of them.
 
 use super::queue::{Data, Entry, Queue, Signal, Window};
+use super::sends_read::Written;
 use super::*;
 
 pub const NOP: u8 = 0x00;
 pub const WRITE: u8 = 0x08;
+pub const READ: u8 = 0x10;
 pub const FETCH_ADD: u8 = 0x12;
+pub const DUMP: u8 = 0x23;
 /// Where old values go that nobody wants.
 pub const SINK: u32 = 1 << 8;
 /// Of a length: the bytes stand in the entry.
 const INLINE: u32 = 1 << 31;
-/// The flag that asks for a completion entry.
+/// The flag that asks for a completion entry, and those that have an entry wait for reads before it.
 pub const COMPLETES: u8 = 8;
+pub const FENCE: u8 = 0xe0;
 
 /// A queue pair, as far as it is more than a queue.
 pub struct Pair {
@@ -35,6 +39,9 @@ pub enum Kind {
     Addition,
     /// Asks for nothing: device code writes one in front of the signal of a put without bytes.
     Nop,
+    Read,
+    /// Of the sink: device code writes one behind gets.
+    Dump,
 }
 
 /// What a send entry is made of, each for itself.
@@ -84,14 +91,14 @@ impl Send {
         put(4, &(self.number << 8 | u32::from(self.segments)).to_be_bytes());
         put(8, &[0, 0, 0, self.flags]);
         put(12, &self.unread.to_le_bytes());
-        if self.kind != Kind::Nop {
+        if !matches!(self.kind, Kind::Nop | Kind::Dump) {
             put(16, &self.remote.to_be_bytes());
             put(24, &self.rkey.to_be_bytes());
             put(28, &self.unread.to_be_bytes());
         }
         let data = data_segment(self.len, self.lkey, self.local);
         match self.kind {
-            Kind::Put => {
+            Kind::Put | Kind::Read => {
                 put(32, &data);
                 // Should it be two ranges, the second is as good as the first.
                 put(48, if self.segments == 4 { &data } else { &[] });
@@ -105,6 +112,7 @@ impl Send {
                 put(48, &data);
             }
             Kind::Nop => {}
+            Kind::Dump => put(16, &data),
         }
         std::array::from_fn(|i| u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().expect("8 bytes")))
     }
@@ -165,6 +173,9 @@ impl Queue {
             w.handle = [small, w.handle & 0xffff_ffff | 1 << 16][random.below(2) as usize];
         }
         let at = self.windows.iter().position(Option::is_some).expect("a window");
+        if let Some(turned) = self.windows.iter_mut().flatten().skip(1).last() {
+            turned.is_turned = true;
+        }
         let offset = self.windows[at].as_mut().and_then(|w| w.room(8, 8, random)).expect("room");
         let high = [0, 1, random.next() >> 33][random.below(3) as usize];
         let number = [random.next() as u32 & 0xff_ffff, 0xff_ffff, 1][random.below(3) as usize];
@@ -261,12 +272,12 @@ impl Queue {
         Send {
             kind,
             modifier: 0,
-            opcode: [WRITE, WRITE, FETCH_ADD, NOP][kind as usize],
+            opcode: [WRITE, WRITE, FETCH_ADD, NOP, READ, DUMP][kind as usize],
             index: 0,
             number: self.pair().number,
-            segments: [3, 3 + random.below(2) as u8, 4, 1][kind as usize],
-            // No other flag makes a difference, nor that one where completions are counted.
-            flags: [0, COMPLETES, random.next() as u8][random.below(3) as usize] | self.asked(),
+            segments: [3, 3 + random.below(2) as u8, 4, 1, 3, 2][kind as usize],
+            // No other flag but fences makes a difference, nor that one where completions are counted.
+            flags: [0, COMPLETES, random.next() as u8 & !FENCE][random.below(3) as usize] | self.asked(),
             rkey,
             remote,
             len: 0,
@@ -290,7 +301,9 @@ impl Queue {
 
     /// A send entry of any kind that is taken.
     pub fn any_send(&mut self, random: &mut Random) -> Entry {
-        match random.below(9) {
+        match random.below(14) {
+            9 => self.dump(random),
+            10.. => self.read_send(random),
             0 | 1 => self.value_send(random),
             2 => self.addition(true, random),
             3 => self.addition(false, random),
@@ -309,7 +322,9 @@ impl Queue {
         let (w, from) = self.source(bytes, unit, random);
         let send = self.send(Kind::Put, (remote, to.key()), random);
         let send = Send { len: bytes as u32, lkey: w.key(), local: from - w.here, ..send };
-        Entry::new(send.words(), Some(Data::Copy { from, to: to.peer + remote, bytes }), None)
+        let data = Data::Copy { from, to: to.peer + remote, bytes };
+        self.written = Some(Written { data, key: to.key(), at: remote });
+        Entry::new(send.words(), Some(data), None)
     }
 
     fn value_send(&mut self, random: &mut Random) -> Entry {
@@ -318,7 +333,9 @@ impl Queue {
         // No byte of it is 0; all may be as in an empty slot.
         let value = [random.next() | 0x0101_0101_0101_0101, u64::MAX][usize::from(random.below(4) == 0)];
         let send = Send { len: bytes as u32, value, ..self.send(Kind::Value, (remote, w.key()), random) };
-        Entry::new(send.words(), Some(Data::Value { value, to: w.peer + remote, bytes }), None)
+        let data = Data::Value { value, to: w.peer + remote, bytes };
+        self.written = Some(Written { data, key: w.key(), at: remote });
+        Entry::new(send.words(), Some(data), None)
     }
 
     /// Nothing.
@@ -335,6 +352,11 @@ impl Queue {
         let send = self.send(Kind::Addition, (remote, w.key()), random);
         let send = Send { value: increment, len: 8, lkey: SINK, ..send };
         let signal = Signal { at: w.peer + remote, increment, is_shared: own.is_none(), nth: 0 };
+        if own.is_some() {
+            // All that is ever added there.
+            let data = Data::Value { value: increment, to: signal.at, bytes: 8 };
+            self.written = Some(Written { data, key: w.key(), at: remote });
+        }
         Entry::new(send.words(), None, Some(signal))
     }
 }

@@ -9,18 +9,26 @@ use super::*;
 struct Around {
     from: Window,
     to: Window,
+    /// One that is only read.
+    read: Window,
     most: u64,
     slots: u16,
 }
 
 type Spoil = fn(&mut Send, &Around);
 
+/// Of the first address from there on that is a multiple of 16, the offset.
+fn aligned(base: u64) -> u64 {
+    base.next_multiple_of(16) - base
+}
+
 /// Of a put of 64 bytes.
 const PUTS: &[(&str, Spoil)] = &[
     ("nothing, of three segments", |s, _| s.opcode = 0x00),
     ("wait", |s, _| (s.opcode, s.segments) = (0x0f, 2)),
-    ("read", |s, _| s.opcode = 0x10),
     ("dump", |s, _| (s.opcode, s.segments) = (0x23, 2)),
+    ("a fence", |s, _| s.flags |= 0x20),
+    ("the other fence", |s, _| s.flags |= 0x80),
     ("write with a value for who waits", |s, _| s.opcode = 0x09),
     ("an opcode of 5 bits", |s, _| s.opcode = 0x18),
     ("an opcode of 8 bits", |s, _| s.opcode = 0x88),
@@ -96,6 +104,7 @@ const VALUES: &[(&str, Spoil)] = &[
     ("value that is added", |s, _| (s.opcode, s.segments) = (0x12, 4)),
     ("value of another queue pair", |s, _| s.number ^= 2),
     ("value of another index", |s, _| s.index = 0x100),
+    ("value for what is only read", |s, a| (s.rkey, s.remote) = (a.read.key(), aligned(a.read.here))),
 ];
 
 /// Of an addition.
@@ -124,6 +133,7 @@ const ADDITIONS: &[(&str, Spoil)] = &[
     ("word is far away", |s, _| s.remote = u64::MAX - 7),
     ("addition of another queue pair", |s, _| s.number ^= 1 << 16),
     ("addition of another index", |s, _| s.index = 0xffff),
+    ("addition to what is only read", |s, a| (s.rkey, s.remote) = (a.read.key(), aligned(a.read.here))),
 ];
 
 /// Of one that asks for nothing.
@@ -139,19 +149,62 @@ const NOPS: &[(&str, Spoil)] = &[
     ("addition of one segment", |s, _| s.opcode = 0x12),
 ];
 
+/// Of a read of 64 bytes: of what is only read, to a place here.
+const READS: &[(&str, Spoil)] = &[
+    ("a read with a modifier", |s, _| s.modifier = 1),
+    ("a read of two segments", |s, _| s.segments = 2),
+    ("a read of two ranges", |s, _| s.segments = 4),
+    ("a read into the entry", |s, _| s.len |= 1 << 31),
+    ("a read with a fence", |s, _| s.flags |= 0x40),
+    ("a read of another queue pair", |s, _| s.number ^= 1),
+    ("a read of another index", |s, _| s.index = 1),
+    ("a read of an unknown window", |s, _| s.rkey ^= 1 << 30),
+    ("a read to an unknown window", |s, _| s.lkey ^= 1 << 30),
+    ("a read to the sink", |s, _| s.lkey = SINK),
+    ("a read ends behind its window", |s, a| s.remote = behind(a.from.here, a.from.here_bytes, 64, 4)),
+    ("a read ends behind its window here", |s, a| s.local = behind(a.from.peer, a.from.peer_bytes, 64, 4)),
+    ("a read is far away", |s, _| s.remote |= 1 << 63),
+    ("a read goes far away", |s, _| s.local |= 1 << 63),
+    ("a read is not aligned", |s, _| s.remote += 2),
+    ("a read is not aligned here", |s, _| s.local += 1),
+    ("a read's size is not aligned", |s, _| s.len = 62),
+    ("a read of no bytes", |s, _| s.len = 0),
+    ("a read longer than a copy may be", |s, a| s.len = (8 * a.most).next_multiple_of(4) as u32 + 4),
+    ("a write to what is only read", |s, a| (s.opcode, s.local) = (0x08, aligned(a.read.peer))),
+];
+
+/// Of a dump of 8 bytes of the sink.
+const DUMPS: &[(&str, Spoil)] = &[
+    ("a dump with a modifier", |s, _| s.modifier = 1),
+    ("a dump of one segment", |s, _| s.segments = 1),
+    ("a dump of three segments", |s, _| s.segments = 3),
+    ("a dump of a window", |s, a| s.lkey = a.to.key()),
+    ("a dump of 9 bytes", |s, _| s.len = 9),
+    ("a dump of many bytes", |s, _| s.len = 1 << 24),
+    ("a dump behind the sink", |s, _| s.local = 1),
+    ("a dump far behind the sink", |s, _| s.local = 1 << 40),
+    ("a dump of another queue pair", |s, _| s.number ^= 1 << 8),
+];
+
 /// An entry that would be taken, and what it is spoiled with.
 fn spoiled(q: &mut Queue, kind: Kind, spoil: Option<Spoil>, random: &mut Random) -> Entry {
-    let (remote, to) = q.target(64, 64, random).expect("room");
-    let from = *q.window(random);
-    let local = from.here.next_multiple_of(16) - from.here;
+    let (mut remote, mut to) = q.target(64, 64, random).expect("room");
+    let mut from = *q.window(random);
+    let mut local = aligned(from.here);
+    let read = *q.turned(random);
+    if kind == Kind::Read {
+        (from, to, remote, local) = (read, read, aligned(read.here), aligned(read.peer));
+    }
     let s = q.send(kind, (remote, to.key()), random);
     let mut s = match kind {
         Kind::Put => Send { len: 64, lkey: from.key(), local, ..s },
         Kind::Value => Send { len: 8, value: random.next(), ..s },
         Kind::Addition => Send { len: 8, lkey: SINK, value: random.next(), ..s },
         Kind::Nop => s,
+        Kind::Read => Send { len: 64, lkey: from.key(), local, ..s },
+        Kind::Dump => Send { len: 8, lkey: SINK, ..s },
     };
-    let around = Around { from, to, most: q.most, slots: q.slots as u16 };
+    let around = Around { from, to, read, most: q.most, slots: q.slots as u16 };
     spoil.into_iter().for_each(|spoil| spoil(&mut s, &around));
     Entry::new(s.words(), None, None)
 }
@@ -166,7 +219,8 @@ fn serve_refused(ptx: &str, seed: u64, name: &str, kind: Kind, spoil: Spoil) {
 
 fn all() -> impl Iterator<Item = (&'static (&'static str, Spoil), Kind)> {
     let of = |list: &'static [(&'static str, Spoil)], kind| list.iter().map(move |one| (one, kind));
-    of(PUTS, Kind::Put).chain(of(VALUES, Kind::Value)).chain(of(ADDITIONS, Kind::Addition)).chain(of(NOPS, Kind::Nop))
+    let written = of(PUTS, Kind::Put).chain(of(VALUES, Kind::Value)).chain(of(ADDITIONS, Kind::Addition));
+    written.chain(of(NOPS, Kind::Nop)).chain(of(READS, Kind::Read)).chain(of(DUMPS, Kind::Dump))
 }
 
 /// One of them, by its name.
@@ -240,7 +294,7 @@ fn what_is_not_spoiled_is_taken() {
         let mut bench = Bench::of(Slots::Sends, PTX, seed, seed % 4, 1);
         let place = bench.any_place();
         let q = bench.queues[place].as_mut().expect("a queue");
-        let kind = [Kind::Put, Kind::Value, Kind::Addition, Kind::Nop][seed as usize % 4];
+        let kind = [Kind::Put, Kind::Value, Kind::Addition, Kind::Nop, Kind::Read, Kind::Dump][seed as usize % 6];
         let entry = spoiled(q, kind, None, &mut bench.gpu.random);
         bench.post(vec![(place, entry)], 1);
         bench.launch(NEVER, NEVER);

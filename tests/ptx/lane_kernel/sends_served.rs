@@ -3,6 +3,7 @@
 use super::alike::serve_full;
 use super::order::{go_on_around, is_in_turn, serve_fast};
 use super::queue::{Data, Entry};
+use super::sends_read::is_read;
 use super::*;
 
 pub fn serve_sends(ptx: &str, seed: u64) {
@@ -41,18 +42,20 @@ pub fn serve_sends_in_turn(ptx: &str, seed: u64) {
 
 /// Values alone, whose bytes are stored in parts of words.
 pub fn serve_values(ptx: &str, seed: u64) {
-    serve_fast(Slots::Sends, ptx, seed, seed % 4, |e, _| matches!(e.data, Some(Data::Value { .. })));
+    let is_value = |e: &Entry, _| matches!(e.data, Some(Data::Value { .. })) && !is_read(e);
+    serve_fast(Slots::Sends, ptx, seed, seed % 4, is_value);
 }
 
 /// Values of 8 bytes, which are stored in two parts.
 pub fn serve_long_values(ptx: &str, seed: u64) {
-    let is_long = |e: &Entry, _| matches!(e.data, Some(Data::Value { bytes: 8, .. }));
+    let is_long = |e: &Entry, _| matches!(e.data, Some(Data::Value { bytes: 8, .. })) && !is_read(e);
     serve_fast(Slots::Sends, ptx, seed, seed % 4, is_long);
 }
 
 /// Bytes of windows alone.
 pub fn serve_puts(ptx: &str, seed: u64) {
-    serve_fast(Slots::Sends, ptx, seed, seed % 4, |e, _| matches!(e.data, Some(Data::Copy { .. })));
+    let is_put = |e: &Entry, _| matches!(e.data, Some(Data::Copy { .. })) && !is_read(e);
+    serve_fast(Slots::Sends, ptx, seed, seed % 4, is_put);
 }
 
 #[test]

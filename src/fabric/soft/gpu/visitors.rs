@@ -3,10 +3,12 @@
 
 use super::lane_kernel::{LaneKernel, LaneStats};
 use super::Engine;
+use crate::fabric::lanes::Holds;
 use crate::fabric::soft::gate::Gate;
+use crate::memory::gpu::HostMemory;
 use crate::memory::registry::Extent;
 use crate::sys::sync::Mutex;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// An engine's lane kernel.
 #[derive(Default)]
@@ -26,12 +28,14 @@ enum Kept {
 pub struct Visitors {
     gate: Arc<Gate>,
     lane_kernel: Mutex<Kept>,
+    /// What the queues hold that it was loaded for.
+    holds: OnceLock<Holds>,
 }
 
 impl Visitors {
     /// There are none; this is the gate.
     pub fn new(gate: Arc<Gate>) -> Self {
-        Self { gate, lane_kernel: Mutex::default() }
+        Self { gate, lane_kernel: Mutex::default(), holds: OnceLock::new() }
     }
 }
 
@@ -41,16 +45,20 @@ impl Engine {
         &self.visitors.gate
     }
 
-    /// Loads the lane kernel, unless that was done. Set-up only: it may wait for kernels. Whether there is one.
-    pub fn open_lane_kernel(&self) -> bool {
+    /// Loads the lane kernel for such queues, unless that was done. Set-up only: it may wait for kernels. Whether there is
+    /// one. All queues of a communicator hold the same.
+    pub fn open_lane_kernel(&self, holds: Holds) -> bool {
         let (_opening, visitors) = (self.opening.lock(), &self.visitors);
         let Some(app) = self.app().filter(|_| self.tuning.lanes && self.tuning.kernel > 0) else { return false };
+        if *visitors.holds.get_or_init(|| holds) != holds {
+            return false;
+        }
         match &*visitors.lane_kernel.lock() {
             Kept::Unasked => {}
             Kept::Nothing => return false,
             Kept::Here(_) | Kept::Lent => return true,
         }
-        let opened = LaneKernel::open(self.rank, &app);
+        let opened = LaneKernel::open(self.rank, &app, holds);
         let is_there = opened.is_ok();
         *visitors.lane_kernel.lock() = match opened {
             Ok(kernel) => Kept::Here(Box::new(kernel)),
@@ -87,6 +95,22 @@ impl Engine {
     /// Where a GPU window of this rank's is.
     pub fn window(&self, key: u32) -> Option<Extent> {
         self.state.lock().windows.extent(key)
+    }
+
+    /// Window `id` of this rank, where that is host memory that GPUs may be let to.
+    pub fn host_memory(&self, id: u32) -> Option<HostMemory> {
+        self.state.lock().windows.host_memory(id)
+    }
+
+    /// Looks whether a window in host memory, which is being registered, is such memory.
+    pub fn add_host_window(&self, id: u32, extent: Extent) {
+        let memory = self.context().and_then(|context| HostMemory::at(&context, extent));
+        memory.into_iter().for_each(|memory| self.state.lock().windows.insert_host(id, memory));
+    }
+
+    /// It is deregistered.
+    pub fn remove_host_window(&self, id: u32) {
+        self.state.lock().windows.remove(id);
     }
 
     /// Whether kernels on this GPU may add to words in memory of another one.

@@ -1,8 +1,9 @@
-//! This rank's GPU windows, the values of their signals, and which windows of operations' callers are gone.
+//! This rank's GPU windows, the values of their signals, its windows in host memory that GPUs may read, and which windows
+//! of operations' callers are gone.
 
 use super::op::{CallerWindow, Op};
 use super::window_set::WindowSet;
-use crate::memory::gpu::SignalRules;
+use crate::memory::gpu::{HostMemory, SignalRules};
 use crate::memory::key::Key;
 use crate::memory::registry::Extent;
 use crate::memory::table::Table;
@@ -46,6 +47,8 @@ impl GpuWindow {
 pub struct Windows {
     rank: u32,
     by_number: Table<GpuWindow>,
+    /// In host memory of the driver's.
+    in_host_memory: Table<HostMemory>,
     /// Windows that are gone, of other ranks of this process and this rank's own in host memory: nothing that touches
     /// what lies there begins.
     withdrawn: WindowSet,
@@ -62,8 +65,9 @@ impl Windows {
     /// Of `rank`, which has none yet.
     pub fn of(rank: u32) -> Self {
         let (withdrawn, left, host_callers) = Default::default();
-        let by_number = Table::default();
-        Self { rank, by_number, withdrawn, left, host_callers, last_caller: None, last_may_be_reset: false }
+        let (by_number, in_host_memory) = Default::default();
+        let (last_caller, last_may_be_reset) = (None, false);
+        Self { rank, by_number, in_host_memory, withdrawn, left, host_callers, last_caller, last_may_be_reset }
     }
 
     /// Adds one.
@@ -71,9 +75,20 @@ impl Windows {
         self.by_number.insert(id, GpuWindow { extent, signals, sums: Vec::new(), known: None });
     }
 
+    /// Adds one in host memory.
+    pub fn insert_host(&mut self, id: u32, memory: HostMemory) {
+        self.in_host_memory.insert(id, memory);
+    }
+
+    /// One in host memory that GPUs may be let to.
+    pub fn host_memory(&self, id: u32) -> Option<HostMemory> {
+        self.in_host_memory.get(id).copied()
+    }
+
     /// Removes it.
     pub fn remove(&mut self, id: u32) {
         self.by_number.remove(id);
+        self.in_host_memory.remove(id);
     }
 
     /// Where a GPU window is.

@@ -1,6 +1,6 @@
 //! A window as other processes may have it.
 
-use super::wire::{Offer, What, MAX_SEGMENTS};
+use super::wire::{Offer, Place, What, MAX_SEGMENTS};
 use oxygin_ffi::cuda::{Allocation, Context, CudaError};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,8 +18,12 @@ impl Export {
     pub fn new(context: &Arc<Context>, window: u32, base: u64, len: u64) -> (Option<Self>, Offer) {
         match walk(context, base, len) {
             Ok((segments, offset, sizes)) => {
-                let gpu = context.cuda().pci_address(context.device()).unwrap_or_default();
-                (Some(Self { window, context: context.clone(), segments }), Offer::Segments { offset, sizes, gpu })
+                let place = match is_in_host_memory(&segments.iter().collect::<Vec<_>>()) {
+                    Ok(true) => Place::Host,
+                    Ok(false) => Place::Gpu(context.cuda().pci_address(context.device()).unwrap_or_default()),
+                    Err(why) => return (None, Offer::Not(why)),
+                };
+                (Some(Self { window, context: context.clone(), segments }), Offer::Segments { offset, sizes, place })
             }
             Err(why) => (None, Offer::Not(why)),
         }
@@ -43,12 +47,25 @@ impl Export {
     }
 }
 
+/// Whether all of them are; some may not.
+pub fn is_in_host_memory(segments: &[&Allocation]) -> Result<bool, String> {
+    let nodes = segments.iter().map(|one| one.node().map_err(|e| e.to_string())).collect::<Result<Vec<_>, _>>()?;
+    match nodes.iter().flatten().count() {
+        0 => Ok(false),
+        some if some == segments.len() => Ok(true),
+        _ => Err("some of it is GPU memory and some is host memory".into()),
+    }
+}
+
 /// The memory under a window, where in it the window starts, and the sizes of its segments.
 fn walk(context: &Context, base: u64, len: u64) -> Result<(Vec<Allocation>, u64, Vec<u64>), String> {
     let said = |e: CudaError| e.to_string();
     let _current = context.enter().map_err(said)?;
     let cuda = context.cuda();
     let (first, size) = cuda.address_range(base).map_err(said)?;
+    // Of host memory some drivers give no address (NCCL: `src/include/alloc.h`): what is as long as the window is all of
+    // it.
+    let first = if first == 0 && size == len { base } else { first };
     let offset = base.checked_sub(first).ok_or("the driver names an allocation that starts behind the window")?;
     let (mut all, mut sizes) = (Vec::new(), Vec::new());
     let (mut next, mut at, mut size) = (Allocation::at(cuda, base).map_err(said)?, first, size);

@@ -1,4 +1,4 @@
-//! Which GPU the memory of a window of another process is on.
+//! Which GPU the memory of a window of another process is on, if it is on one.
 //!
 //! The driver names it by its number in this process. Of a GPU that `CUDA_VISIBLE_DEVICES` hides it names the one that
 //! has mapped the memory (driver 580): each of two processes that see one GPU each would take the other's for its own.
@@ -9,6 +9,8 @@ use oxygin_ffi::nvml;
 
 /// One that this process does not see.
 pub const UNSEEN: i32 = -1;
+/// None: it is host memory.
+pub const HOST: i32 = -2;
 
 /// The GPU at `gpu`, which the driver has called `named`, for a process with GPU `own` at `here`.
 pub fn of(named: i32, gpu: &str, own: i32, here: &str) -> i32 {

@@ -1,7 +1,9 @@
 //! A window of another process, mapped here.
 
 use super::exchange::{Answer, Collected};
+use super::export::is_in_host_memory;
 use super::home;
+use super::wire::Place;
 use crate::fabric::soft::gpu::{Found, Use};
 use crate::memory::registry::Extent;
 use oxygin_ffi::cuda::{Allocation, Context, Mapped};
@@ -18,8 +20,8 @@ pub struct Import {
     extent: Extent,
     /// See `Found::window`.
     key: u32,
-    /// The GPU that its memory is on, the one that the driver says, and whether kernels here may add to words of it
-    /// where this process does not see it.
+    /// The GPU that its memory is on, or [`home::HOST`], the one that the driver says, and whether kernels here may add to
+    /// words of it where this process does not see it.
     home: i32,
     named: i32,
     adds: bool,
@@ -68,15 +70,14 @@ pub struct Fetch {
     pub window: u32,
     /// Where it is for the peer.
     extent: Extent,
-    /// The PCI address of its GPU.
-    gpu: String,
+    place: Place,
     collected: Collected<Allocation>,
 }
 
 impl Fetch {
     /// Nothing is here yet.
-    pub fn new(rank: u32, window: u32, extent: Extent, (offset, sizes): (u64, Vec<u64>), gpu: String) -> Self {
-        Self { rank, window, extent, gpu, collected: Collected::new(offset, sizes) }
+    pub fn new(rank: u32, window: u32, extent: Extent, (offset, sizes): (u64, Vec<u64>), place: Place) -> Self {
+        Self { rank, window, extent, place, collected: Collected::new(offset, sizes) }
     }
 
     /// The first segment that is missing.
@@ -97,11 +98,20 @@ impl Fetch {
         let said = |e: oxygin_ffi::cuda::CudaError| e.to_string();
         let _current = context.enter().map_err(said)?;
         let (parts, offset) = self.collected.complete().ok_or("something is missing")?;
+        let segments: Vec<_> = parts.iter().map(|(segment, _)| segment).collect();
+        if is_in_host_memory(&segments)? != (self.place == Place::Host) {
+            return Err("it sent other memory than it offered".into());
+        }
         let mapping = Mapped::new(context.cuda(), &parts, context.device()).map_err(said)?;
-        let named = context.cuda().pointer(mapping.base()).map_err(said)?.device;
-        let here = context.cuda().pci_address(context.device()).unwrap_or_default();
-        let home = home::of(named, &self.gpu, context.device(), &here);
-        let adds = home == home::UNSEEN && home::adds(&here, &self.gpu);
+        let (home, named, adds) = match &self.place {
+            Place::Host => (home::HOST, home::HOST, false),
+            Place::Gpu(gpu) => {
+                let named = context.cuda().pointer(mapping.base()).map_err(said)?.device;
+                let here = context.cuda().pci_address(context.device()).unwrap_or_default();
+                let home = home::of(named, gpu, context.device(), &here);
+                (home, named, home == home::UNSEEN && home::adds(&here, gpu))
+            }
+        };
         Ok(Import {
             at: mapping.base() + offset,
             home,

@@ -1,5 +1,6 @@
-//! GPU windows that processes of one host share: what a rank puts, the receiver's own engine fetches from the sender's
-//! memory, which it has mapped, in one copy from GPU to GPU; what a rank gets, its own engine fetches likewise.
+//! Windows that processes of one host share. Of GPU windows: what a rank puts, the receiver's own engine fetches from the
+//! sender's memory, which it has mapped, in one copy from GPU to GPU; what a rank gets, its own engine fetches likewise.
+//! Of windows in host memory that the driver made for GPUs (DeepEP's engrams lie in such): what a rank gets into its GPU.
 //!
 //! Windows are exported and mapped at registration, never later: it is collective, so there are no descriptors to keep,
 //! no operation has to wait for a mapping, and every rank knows before the first operation who has mapped what, by one
@@ -18,6 +19,7 @@ pub mod wire;
 
 use self::exchange::{answered, request, Answer, Answers, AT_ONCE};
 use self::export::Export;
+pub use self::home::HOST;
 use self::import::{Fetch, Import};
 use self::wire::{Datagram, Offer};
 use super::gpu::{Engine, Found, Use, DRAIN_WITHIN};
@@ -189,7 +191,9 @@ impl Share {
                     self.imports.write()[rank as usize].insert(number, import);
                     mapped[rank as usize] = 1;
                     if !self.told[rank as usize].0.swap(true, Ordering::Relaxed) {
-                        log::info!("rank {rank}: on this host, its GPU windows are mapped here: one copy a transfer");
+                        log::info!(
+                            "rank {rank}: on this host, its windows are mapped here for the GPU: one copy a transfer"
+                        );
                     }
                     host.find(rank);
                 }
@@ -210,9 +214,9 @@ impl Share {
             match Offer::parse(message, remote.len).filter(|_| (number as usize) < WINDOW_BITS) {
                 None => self.tell(rank, "it sent a malformed offer"),
                 Some(Offer::Not(why)) => self.tell(rank, &why),
-                Some(Offer::Segments { offset, sizes, gpu }) => {
+                Some(Offer::Segments { offset, sizes, place }) => {
                     let extent = Extent { base: remote.base, len: remote.len };
-                    wanted.push(Fetch::new(rank, number, extent, (offset, sizes), gpu));
+                    wanted.push(Fetch::new(rank, number, extent, (offset, sizes), place));
                 }
             }
         }

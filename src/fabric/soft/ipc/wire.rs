@@ -11,6 +11,17 @@ const MAX_BYTES: u64 = 1 << 52;
 
 const SEGMENTS: u8 = 1;
 const NOT: u8 = 3;
+const HOST_SEGMENTS: u8 = 4;
+
+/// Where a window's memory is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On the GPU with this PCI address; empty: the driver does not say. Processes number GPUs differently, and do not see
+    /// all of them.
+    Gpu(String),
+    /// In host memory of the driver's, which GPUs may be let to.
+    Host,
+}
 
 /// How a rank's window can be had by other processes of its host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,25 +32,27 @@ pub enum Offer {
         offset: u64,
         /// Their sizes, bytes.
         sizes: Vec<u64>,
-        /// The PCI address of their GPU; empty: the driver does not say. Processes number GPUs differently, and do not
-        /// see all of them.
-        gpu: String,
+        /// Where they are.
+        place: Place,
     },
     /// Not at all.
     Not(String),
 }
 
 impl Offer {
-    /// The message. (A window that is no GPU memory, or holds signals, has the empty one.)
+    /// The message. (A window that nobody is offered has the empty one.)
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::new();
         match self {
-            Self::Segments { offset, sizes, gpu } => {
-                w.u8(SEGMENTS).u64(*offset).u32(sizes.len() as u32);
+            Self::Segments { offset, sizes, place } => {
+                let kind = if let Place::Gpu(_) = place { SEGMENTS } else { HOST_SEGMENTS };
+                w.u8(kind).u64(*offset).u32(sizes.len() as u32);
                 for &size in sizes {
                     w.u64(size);
                 }
-                w.bytes(cut(gpu));
+                if let Place::Gpu(gpu) = place {
+                    w.bytes(cut(gpu));
+                }
             }
             Self::Not(why) => {
                 w.u8(NOT).bytes(cut(why));
@@ -52,13 +65,14 @@ impl Offer {
     pub fn parse(message: &[u8], len: u64) -> Option<Self> {
         let mut r = Reader::new(message);
         let offer = match r.u8()? {
-            SEGMENTS => {
+            kind @ (SEGMENTS | HOST_SEGMENTS) => {
                 let (offset, n) = (r.u64()?, r.u32()? as usize);
                 if n == 0 || n > MAX_SEGMENTS {
                     return None;
                 }
                 let sizes = (0..n).map(|_| r.u64()).collect::<Option<Vec<_>>>()?;
-                Self::Segments { offset, sizes, gpu: printable(r.bytes()?) }
+                let place = if kind == SEGMENTS { Place::Gpu(printable(r.bytes()?)) } else { Place::Host };
+                Self::Segments { offset, sizes, place }
             }
             NOT => Self::Not(printable(r.bytes()?)),
             _ => return None,
@@ -175,12 +189,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn segments(offset: u64, sizes: &[u64]) -> Offer {
-        Offer::Segments { offset, sizes: sizes.to_vec(), gpu: "0000:1b:00.0".into() }
+        Offer::Segments { offset, sizes: sizes.to_vec(), place: Place::Gpu("0000:1b:00.0".into()) }
     }
 
     #[test]
     fn offers_round_trip_and_cuts_are_refused() {
-        let offers = [segments(4096, &[1 << 21, 1 << 22]), Offer::Not("no handle type".into())];
+        let host = Offer::Segments { offset: 0, sizes: vec![1 << 21], place: Place::Host };
+        let offers = [segments(4096, &[1 << 21, 1 << 22]), host, Offer::Not("no handle type".into())];
         for offer in offers {
             let message = offer.encode();
             assert_eq!(Offer::parse(&message, 1 << 20), Some(offer));

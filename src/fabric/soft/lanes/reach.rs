@@ -5,6 +5,7 @@
 
 use super::engine_at;
 use crate::fabric::soft::gpu::Use;
+use crate::fabric::soft::ipc;
 use crate::fabric::soft::link::RouteKind;
 use crate::fabric::soft::progress::Progress;
 use crate::memory::key::Key;
@@ -17,8 +18,19 @@ struct Reached {
     extent: Extent,
     /// … and its first byte for the kernel.
     at: u64,
-    /// On another GPU.
-    is_far: bool,
+    what: What,
+}
+
+/// What a peer's window is for the kernel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// Memory of this GPU.
+    Near,
+    /// Memory of another one.
+    Far,
+    /// Host memory, from which gets are carried out. Nothing else is: kernels of another GPU, and CPUs, may add to words
+    /// there, and not all of them see each other's additions.
+    Host,
 }
 
 /// What has been found.
@@ -33,12 +45,12 @@ pub struct Reach {
 }
 
 impl Reach {
-    /// Where the kernel finds `len` bytes of a peer's window, and whether that is on another GPU.
-    pub fn peers(&mut self, shared: &Progress, peer: u32, rkey: u32, base: u64, len: u64) -> Option<(u64, bool)> {
+    /// Where the kernel finds `len` bytes of a peer's window, and what that is.
+    pub fn peers(&mut self, shared: &Progress, peer: u32, rkey: u32, base: u64, len: u64) -> Option<(u64, What)> {
         let uses = &mut self.uses;
         let found = once(&mut self.peers, (peer, rkey), || look_up(shared, peer, Key(rkey), uses));
-        let Reached { extent, at, is_far } = found?;
-        extent.holds(base, len).then(|| (at + (base - extent.base), is_far))
+        let Reached { extent, at, what } = found?;
+        extent.holds(base, len).then(|| (at + (base - extent.base), what))
     }
 
     /// Whether this rank has the range in a window on its GPU.
@@ -72,23 +84,42 @@ fn once<K: PartialEq, V: Copy>(known: &mut Vec<(K, V)>, what: K, find: impl FnOn
 
 /// A peer's window; what keeps it mapped goes to `uses`.
 fn look_up(shared: &Progress, peer: u32, key: Key, uses: &mut Vec<Use>) -> Option<Reached> {
-    if !key.is_on_gpu() {
-        return None;
+    match engine_at(shared, peer) {
+        Some(engine) if key.is_on_gpu() => {
+            let (own, its) = (shared.engine.gpu()?, engine.gpu()?);
+            let extent = engine.window(key.0)?;
+            let is_reached = own == its || key.is_open() && shared.engine.adds_at(its);
+            let what = if own == its { What::Near } else { What::Far };
+            is_reached.then_some(Reached { extent, at: extent.base, what })
+        }
+        Some(engine) => {
+            let memory = engine.host_memory(key.number())?;
+            let is_reached = memory.is_open || memory.is_open_here && shared.engine.gpu()? == engine.gpu()?;
+            is_reached.then_some(Reached { extent: memory.extent, at: memory.extent.base, what: What::Host })
+        }
+        None => look_up_mapped(shared, peer, key, uses),
     }
-    if let Some(engine) = engine_at(shared, peer) {
-        let (own, its) = (shared.engine.gpu()?, engine.gpu()?);
-        let extent = engine.window(key.0)?;
-        let is_reached = own == its || key.is_open() && shared.engine.adds_at(its);
-        return is_reached.then_some(Reached { extent, at: extent.base, is_far: own != its });
-    }
+}
+
+/// The same of a rank in another process.
+fn look_up_mapped(shared: &Progress, peer: u32, key: Key, uses: &mut Vec<Use>) -> Option<Reached> {
     if shared.link(peer).way() != RouteKind::Near || !shared.neighbours.get(peer)?.has_window(key.number()) {
         return None;
     }
     let (extent, first) = shared.share.whole(peer, key.number())?;
-    let may_add = if first.home < 0 { first.adds } else { shared.engine.adds_at(first.home) };
-    if !may_add {
+    let what = match first.home {
+        ipc::HOST => What::Host,
+        home if shared.engine.gpu() == Some(home) => What::Near,
+        _ => What::Far,
+    };
+    // Who has it in GPU memory calls it so.
+    if key.is_on_gpu() == (what == What::Host) {
+        return None;
+    }
+    let may_add = || if first.home < 0 { first.adds } else { shared.engine.adds_at(first.home) };
+    if what != What::Host && !may_add() {
         return None;
     }
     uses.push(first.used);
-    Some(Reached { extent, at: first.addr, is_far: shared.engine.gpu() != Some(first.home) })
+    Some(Reached { extent, at: first.addr, what })
 }

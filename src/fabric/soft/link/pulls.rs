@@ -1,5 +1,5 @@
-//! Puts and gets by GPU windows that the processes share: the peer fetches what this rank puts, this rank's own engine
-//! what it gets. What follows them on a lane is complete after them.
+//! Puts and gets by windows that the processes share: the peer fetches what this rank puts from its GPU, this rank's own
+//! engine what it gets into it. What follows them on a lane is complete after them.
 
 use super::remote::{FirstPull, RemoteCompletions, Until};
 use super::route::Route;
@@ -164,7 +164,7 @@ pub(super) fn pull(shared: &Domain, port: &mut Port, put: &Put, lane: &Lane, pul
 }
 
 /// Fetches a get's bytes by this rank's own engine, if the source is mapped here; `in_engine` counts it while the
-/// engine has it. `None`: it is not.
+/// engine has it. `None`: it is not, or both ends are in host memory, or there are no bytes.
 pub(super) fn fetch(
     shared: &Domain,
     route: &Route,
@@ -173,7 +173,7 @@ pub(super) fn fetch(
     lane: &Lane,
     remote: &mut RemoteCompletions,
 ) -> Result<Option<Step>> {
-    if !Key(get.rkey).is_on_gpu() || get.len == 0 {
+    if !get.is_on_gpu() || get.len == 0 {
         return Ok(None);
     }
     let window = Key(get.rkey).number();

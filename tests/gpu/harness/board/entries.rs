@@ -8,12 +8,16 @@ pub const HOLDS_ENTRIES: u64 = 1;
 /// Keys of the windows `SOURCE` and `TARGET`.
 pub const SOURCE_KEY: u32 = 0x0102_0304;
 pub const TARGET_KEY: u32 = 0x0506_0708;
+/// … and of one with the destination here, and the sources at the peer, which are only read.
+pub const READ_KEY: u32 = 0x090a_0b0c;
 /// The high half of all indices, and the number of the first lane's queue pair: no byte is like another.
 const HIGH: u64 = 0x0a0b_0c0d;
 const FIRST_NUMBER: u32 = 0x0031_3233;
 
 const NOTHING: u8 = 0x00;
 pub const WRITE: u8 = 0x08;
+pub const READ: u8 = 0x10;
+const DUMP: u8 = 0x23;
 pub const FETCH_ADD: u8 = 0x12;
 const BYTES: usize = 64;
 /// What is fetched: 8 bytes to offset 0 of the key that nobody reads.
@@ -57,6 +61,18 @@ impl Entry {
     pub fn copy(from: u64, to: u64, bytes: u32) -> Self {
         let entry = Self::new(WRITE, 3).to(TARGET_KEY, to).with(32, &bytes.to_be_bytes());
         entry.with(36, &SOURCE_KEY.to_be_bytes()).with(40, &from.to_be_bytes())
+    }
+
+    /// The same by a read.
+    pub fn read(from: u64, to: u64, bytes: u32) -> Self {
+        let entry = Self::new(READ, 3).to(READ_KEY, from).with(32, &bytes.to_be_bytes());
+        entry.with(36, &READ_KEY.to_be_bytes()).with(40, &to.to_be_bytes())
+    }
+
+    /// Of so many bytes at an offset of a key.
+    pub fn dump(bytes: u32, key: u32, at: u64) -> Self {
+        let entry = Self::new(DUMP, 2).with(16, &bytes.to_be_bytes()).with(20, &key.to_be_bytes());
+        entry.with(24, &at.to_be_bytes())
     }
 
     /// These bytes to the destination, in an entry of so many segments.
@@ -127,9 +143,11 @@ impl<'a> EntryBoard<'a> {
             0,
             HIGH,
         ];
+        let room = host.lanes.len() as u64 * ROOM;
         let windows = [
-            [SOURCE_KEY.to_be().into(), host.source, SOURCE_BYTES, lane.signals, SIGNALS * 8],
-            [TARGET_KEY.to_be().into(), 0, 0, host.target, host.lanes.len() as u64 * ROOM],
+            [SOURCE_KEY.to_be().into(), host.source, SOURCE_BYTES, lane.signals, SIGNALS * 8, 0],
+            [TARGET_KEY.to_be().into(), 0, 0, host.target, room, 0],
+            [READ_KEY.to_be().into(), host.target, room, host.source, SOURCE_BYTES, 1],
         ];
         head.iter().enumerate().for_each(|(word, &value)| host.set_record(i, word, value));
         for (w, fields) in windows.iter().enumerate() {

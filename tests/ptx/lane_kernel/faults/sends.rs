@@ -2,6 +2,7 @@
 
 use super::super::longer::serve_too_long_sends;
 use super::super::order::serve_waiting_sends;
+use super::super::sends_read::{serve_dumps, serve_held_words, serve_read_in_front, serve_reads, serve_reads_behind};
 use super::super::sends_refused::{serve_refused_alone, serve_refused_send};
 use super::super::sends_served::{
     serve_additions, serve_full_sends, serve_long_values, serve_nops, serve_puts, serve_sends, serve_unrung,
@@ -106,6 +107,65 @@ const ASKED: &str =
     "    shfl.sync.idx.b32 a1, t2, head, 31, 0xffffffff;\n    and.b32         t0, a1, 0x08000000;\n    \
                      setp.ne.u32     q0, t0, 0;\n    and.pred        is_good, is_good, q0;\n    // WRITE";
 
+/// Reads, and what lies behind gets.
+pub const READ: &[Fault] = &[
+    ("a read goes the other way", EXCHANGED, "", serve_reads),
+    ("… goes nowhere", "    @is_read mov.u64 from, d0;\n", "", serve_reads),
+    (
+        "a read is taken with what is sent before it",
+        "    or.pred         %p0, %p0, %p2;\n    vote.sync.ballot.b32 t0",
+        "    vote.sync.ballot.b32 t0",
+        serve_reads_behind,
+    ),
+    (
+        "… with what is sent after it",
+        "    or.pred         %p0, %p0, %p2;\n    vote.sync.ballot.b32 t0",
+        "    vote.sync.ballot.b32 t0",
+        serve_read_in_front,
+    ),
+    (
+        "a read passes signals that are held",
+        "    @%p0 bra        end_held;\n    // The ends",
+        "    // The ends",
+        serve_held_words,
+    ),
+    (
+        "what is only read is written to",
+        "    or.pred         %p1, %p1, is_read;\n    and.pred        %p2, %p2, %p1;\n",
+        "",
+        refusal!("a write to what is only read"),
+    ),
+    (
+        "… by a value",
+        "    or.pred         %p1, %p1, is_read;\n    and.pred        %p2, %p2, %p1;\n",
+        "",
+        refusal!("value for what is only read"),
+    ),
+    (
+        "… added to",
+        "    not.pred        %p1, %p1;\n    and.pred        %p0, %p0, %p1;\n    setp.eq.u64     %p2, y1",
+        "    setp.eq.u64     %p2, y1",
+        refusal!("addition to what is only read"),
+    ),
+    ("all windows are only read", "setp.ne.u64     only_read, d1, 0;", "setp.eq.u64     only_read, 0, 0;", serve_puts),
+    (
+        "fences",
+        "setp.gt.u32     q0, t2, 0x1fffffff;",
+        "setp.gt.u32     q0, t2, 0xffffffff;",
+        refusal!("the other fence"),
+    ),
+    ("… of the first kind", "0x1fffffff", "0x3fffffff", refusal!("a fence")),
+    ("a dump is none", "    or.pred         is_nop, is_nop, is_dump;\n", "", serve_dumps),
+    ("dumps of any key", "setp.eq.u32     q3, a3, 0x00010000;", ANY_DUMP, refusal!("a dump of a window")),
+    ("dumps of any segments", "setp.eq.u32     q3, t0, 2;", ANY_DUMP, refusal!("a dump of three segments")),
+    ("dumps of any length", "setp.le.u32     q3, t2, 8;", ANY_DUMP, refusal!("a dump of many bytes")),
+    ("dumps anywhere", "setp.le.u32     q3, t3, t2;", ANY_DUMP, refusal!("a dump behind the sink")),
+    ("dumps far away", "setp.eq.u32     q3, a4, 0;", ANY_DUMP, refusal!("a dump far behind the sink")),
+];
+
+const EXCHANGED: &str = "    @is_read mov.u64 to, from;\n    @is_read mov.u64 from, d0;\n";
+const ANY_DUMP: &str = "setp.eq.u32     q3, 0, 0;";
+
 /// What is not for the kernel.
 pub const REFUSED: &[Fault] = &[
     (
@@ -134,7 +194,12 @@ pub const REFUSED: &[Fault] = &[
         "mov.pred        is_inline, q1;",
         refusal!("value that is read"),
     ),
-    ("bytes that are read", "and.pred        is_data, q0, q1;", "mov.pred        is_data, q1;", refusal!("read")),
+    (
+        "bytes of any operation",
+        "and.pred        is_data, q0, q1;",
+        "mov.pred        is_data, q1;",
+        refusal!("an opcode of 5 bits"),
+    ),
     (
         "segments of 5 bits",
         "and.b32         t0, t0, 63;",

@@ -39,6 +39,7 @@ use super::plan::{LaunchSize, CROWDED_BYTES};
 use super::resident::{Code, Launches, Slot, LAUNCH_SLOTS, LOOK_EVERY, RELAY};
 use super::stats::KernelStats;
 use crate::memory::gpu::ptx;
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -62,7 +63,7 @@ const WARP: u32 = 32;
 const THREADS: u32 = 256;
 
 const CODE: Code = Code {
-    ptx: ptx!("copy.ptx"),
+    ptx: Cow::Borrowed(ptx!("copy.ptx")),
     entry: c"oxygin_copy",
     name: "copy",
     without: "all transfers go by the stream",

@@ -1,6 +1,7 @@
 //! Through which a block of the lane kernel and its host talk: pinned host memory. `lanes.ptx` has the same offsets.
 
-use crate::fabric::lanes::{Format, LaneView, Position, Rings, WINDOWS};
+use super::shape::Deal;
+use crate::fabric::lanes::{Format, Holds, LaneView, Position, Rings, LONGEST, WINDOWS};
 use crate::fabric::soft::gpu::resident::SlotMemory;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,42 +19,10 @@ const WINDOWS_AT: usize = 8;
 const WINDOW_WORDS: usize = 6;
 /// In a position: the kernel does not touch the lane any more.
 const OVER: u64 = 1 << 32;
-/// Warps of a block: each looks at eight descriptors at once.
-const WARPS: usize = 8;
 /// Lanes of a block, at most.
 pub const ROOM: usize = 64;
 /// Bytes of all of it: so far apart are those of a launch's blocks.
 pub const BYTES: usize = RECORDS_AT + ROOM * RECORD_WORDS * 8;
-
-/// Where the lanes of a block are: they are dealt to the warps one after another.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Deal {
-    lanes: usize,
-    spread: u32,
-}
-
-impl Deal {
-    /// Of so many lanes.
-    pub fn of(lanes: usize) -> Self {
-        Self { lanes, spread: spread(lanes) }
-    }
-
-    /// How many there are.
-    pub fn lanes(self) -> usize {
-        self.lanes
-    }
-
-    /// The place of the `nth` lane.
-    #[inline]
-    fn place(self, nth: usize) -> usize {
-        ((nth % WARPS) << self.spread) + nth / WARPS
-    }
-
-    /// Which lane a place has, if there are so many.
-    fn nth(self, place: usize) -> usize {
-        (place & ((1 << self.spread) - 1)) * WARPS + (place >> self.spread)
-    }
-}
 
 /// The board of a block in a launch slot.
 pub struct Board {
@@ -72,17 +41,14 @@ pub struct LaneRecord {
     pub view: LaneView,
     /// Where the peer's windows are for this GPU.
     pub windows: [u64; WINDOWS],
+    /// Which of them are only read.
+    pub are_read: [bool; WINDOWS],
     /// Where the peer's signals of the context are for this GPU.
     pub signals: u64,
     /// The longest copy.
     pub most: u32,
     /// The peer is on another GPU.
     pub is_far: bool,
-}
-
-/// As a power of two, how many lanes a warp has where there are so many.
-fn spread(lanes: usize) -> u32 {
-    lanes.div_ceil(WARPS).next_power_of_two().trailing_zeros()
 }
 
 impl Board {
@@ -123,12 +89,12 @@ impl Board {
         Position { next: word as u32, is_over: word & OVER != 0 }
     }
 
-    /// Lets a block begin with these lanes, at most [`ROOM`], all of descriptors or all of send entries that are rung
-    /// alike. Returns where they are.
-    pub fn go(&self, launch: u64, lanes: &[&LaneRecord]) -> Deal {
-        let deal = Deal::of(lanes.len());
+    /// Lets a block of so many warps begin with these lanes, for which it has room, all of descriptors or all of send
+    /// entries that are rung alike. Returns where they are.
+    pub fn go(&self, launch: u64, warps: usize, lanes: &[&LaneRecord]) -> Deal {
+        let deal = Deal::of(lanes.len(), warps);
         for place in 0..ROOM {
-            let lane = lanes.get(deal.nth(place));
+            let lane = deal.nth(place).and_then(|nth| lanes.get(nth));
             let record = lane.map_or([0; RECORD_WORDS], |lane| lane.words());
             let at = RECORDS_AT + place * RECORD_WORDS * 8;
             // Of a place without a lane the first word says so.
@@ -142,19 +108,25 @@ impl Board {
         let holds = lanes.first().map_or(0, |lane| lane.holds());
         debug_assert!(lanes.iter().all(|lane| lane.holds() == holds));
         self.word(HOLDS_AT).store(holds, Ordering::Relaxed);
-        self.word(SPREAD_AT).store(deal.spread.into(), Ordering::Relaxed);
+        self.word(SPREAD_AT).store(deal.spread().into(), Ordering::Relaxed);
         self.word(GO_AT).store(launch, Ordering::Release);
         deal
     }
 }
 
 impl LaneRecord {
+    /// Of a lane whose windows and signals at the peer are not known yet.
+    pub fn new(view: &LaneView) -> Self {
+        let (windows, are_read) = ([0; WINDOWS], [false; WINDOWS]);
+        Self { view: *view, windows, are_read, signals: 0, most: LONGEST as u32, is_far: false }
+    }
+
     /// What its slots hold, as the board has it.
     fn holds(&self) -> u64 {
-        match self.view.format {
-            Format::Short | Format::Long(_) => 0,
-            Format::Entries { rings: Rings::Words(_), .. } => 1,
-            Format::Entries { rings: Rings::Doorbell { .. }, .. } => 2,
+        match self.view.format.holds() {
+            Holds::Descriptors => 0,
+            Holds::Entries => 1,
+            Holds::EntriesWithDoorbell => 2,
         }
     }
 
@@ -181,7 +153,9 @@ impl LaneRecord {
             view.windows.iter().zip(self.windows).enumerate().filter(|(_, (w, _))| w.handle != 0)
         {
             let at = WINDOWS_AT + i * WINDOW_WORDS;
-            words[at..at + 5].copy_from_slice(&[window.handle, window.base, window.len, remote, window.remote_len]);
+            let is_read = self.are_read[i].into();
+            let all = [window.handle, window.base, window.len, remote, window.remote_len, is_read];
+            words[at..at + WINDOW_WORDS].copy_from_slice(&all);
         }
         words
     }
@@ -191,24 +165,6 @@ impl LaneRecord {
 mod tests {
     use super::*;
     use crate::fabric::lanes::WindowView;
-
-    #[test]
-    fn few_lanes_have_a_warp_each() {
-        let found: Vec<_> = [1, 8, 9, 16, 17, 32, 33, 64].map(spread).into();
-        assert_eq!(found, [0, 0, 1, 1, 2, 2, 3, 3]);
-    }
-
-    #[test]
-    fn each_lane_has_a_place_of_its_own_and_warps_have_as_many_as_others() {
-        for lanes in 1..=ROOM {
-            let deal = Deal::of(lanes);
-            let places: Vec<_> = (0..lanes).map(|nth| deal.place(nth)).collect();
-            assert!(places.iter().zip(0..).all(|(&place, nth)| place < ROOM && deal.nth(place) == nth), "{lanes}");
-            let of_warp = |warp: usize| places.iter().filter(|&&place| place >> deal.spread == warp).count();
-            let counts: Vec<_> = (0..WARPS).map(of_warp).collect();
-            assert!(counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1, "{lanes}: {counts:?}");
-        }
-    }
 
     #[test]
     fn a_record_has_what_the_kernel_reads() {
@@ -226,18 +182,21 @@ mod tests {
         };
         view.windows[2] =
             WindowView { handle: 77, lkey: 1, base: 0x4000, len: 64, rkey: 2, remote_base: 0x5000, remote_len: 32 };
-        let words = LaneRecord { view, windows: [0, 0, 0x6000, 0], signals: 0x7000, most: 4096, is_far: true }.words();
+        let known = LaneRecord { windows: [0, 0, 0x6000, 0], most: 4096, ..LaneRecord::new(&view) };
+        let words = LaneRecord { signals: 0x7000, is_far: true, ..known }.words();
         assert_eq!(words[..8], [0x1000, 63 | 7 << 32, 7 | 9 << 32, 0x2000, 0x7000, 2 | 4096 << 32, 1, 0]);
         assert_eq!(words[8..20], [0; 12]);
         assert_eq!(words[20..26], [77, 0x4000, 64, 0x6000, 32, 0]);
         assert_eq!(words[26..], [0; 6]);
+        let read = LaneRecord { are_read: [false, false, true, false], ..known }.words();
+        assert_eq!((read[25], words[25]), (1, 0));
         let view = LaneView {
             format: Format::Entries { number: 0x01_0203, rings: Rings::Words(0x8000) },
             next: 5 << 32 | 7,
             signals: 0,
             ..view
         };
-        let record = LaneRecord { view, windows: [0; WINDOWS], signals: 0, most: 4096, is_far: false };
+        let record = LaneRecord { most: 4096, ..LaneRecord::new(&view) };
         assert_eq!(record.words()[1..8], [63 | 6 << 32, 7 | 0x03_0201 << 32, 0x2000, 0x8000, 4096 << 32, 0, 5]);
         let rings = Rings::Doorbell { at: 0x9000, completions: 0x2000 };
         let format = Format::Entries { number: 0x01_0203, rings };

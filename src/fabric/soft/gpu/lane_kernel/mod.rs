@@ -12,15 +12,17 @@
 
 mod board;
 mod managed;
+mod shape;
+mod text;
 
 pub use board::LaneRecord;
 
 use super::app::AppThread;
 use super::resident::{Code, Launch, Launches, Slot, SlotMemory, LOOK_EVERY, RELAY};
-use crate::fabric::lanes::{Position, Stage, LANES};
-use crate::memory::gpu::ptx;
-use board::{Board, Deal};
+use crate::fabric::lanes::{Holds, Position, Stage};
+use board::Board;
 use managed::Ranges;
+use shape::{Deal, Shape, BLOCKS, WARPS};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,49 +32,32 @@ use std::time::{Duration, Instant};
 const IDLE: Duration = Duration::from_millis(1);
 /// Time after which it ends in any case: a bound on what a call or a kernel that needs the whole GPU waits for.
 pub const LIFE: Duration = Duration::from_millis(2);
-/// Threads of a block: eight warps.
-const THREADS: u32 = 256;
-/// A launch has a block for so many lanes, a warp for each: a warp moves some 4 GB/s, and whoever has many queues has
-/// much to move.
-const OF_A_BLOCK: usize = 8;
-/// Blocks at most, as long as there is room for all lanes in so many: each may have eight times [`OF_A_BLOCK`] of them.
-/// Every block takes a part of a multiprocessor from the application.
-const USUAL: usize = 8;
-/// Blocks at most. Lanes without room are the CPU's, which is slower with a few of them than the kernel with all.
-const BLOCKS: usize = LANES / board::ROOM;
-/// After a launch of several blocks that was late so many have as few as there can be, and no more than [`USUAL`]: a
-/// GPU on which all find a place at once may be rare.
-const NARROW: u32 = 8;
-
-const CODE: Code = Code {
-    ptx: ptx!("lanes.ptx"),
-    entry: c"oxygin_lanes",
-    name: "lane",
-    without: "the engine's threads serve all queues",
-    bytes: BLOCKS * board::BYTES,
-};
+/// After a launch that was late so many are small, and twice as many each time that one which is not is late again, up to a
+/// limit: a GPU on which large blocks find a place at once may be rare.
+const SMALL: u32 = 8;
+const SMALL_MOST: u32 = 1024;
 
 /// A launch slot: its boards, one a block, and the number of the last launch there.
 struct LaunchSlot {
     boards: Vec<Board>,
     launches: u64,
-    /// Blocks of the last launch, and of the one before.
-    blocks: usize,
-    before: usize,
+    /// What the last launch is, and the one before.
+    shape: Shape,
+    before: Shape,
 }
 
 impl LaunchSlot {
     /// The boards of the last launch.
     fn present(&self) -> &[Board] {
-        &self.boards[..self.blocks]
+        &self.boards[..self.shape.blocks]
     }
 
-    /// What the next launch is, of so many blocks.
-    fn next(&mut self, number: usize, blocks: usize) -> Launch {
-        (self.before, self.blocks) = (self.blocks, blocks);
+    /// What the next launch is, of this shape.
+    fn next(&mut self, number: usize, shape: Shape) -> Launch {
+        (self.before, self.shape) = (self.shape, shape);
         self.launches += 1;
-        let idle = if blocks > 1 { LIFE } else { IDLE };
-        launch(number, self.boards[0].device, self.launches, blocks, (idle, LIFE))
+        let idle = if shape.blocks > 1 { LIFE } else { IDLE };
+        launch(number, self.boards[0].device, self.launches, shape, (idle, LIFE))
     }
 }
 
@@ -86,7 +71,7 @@ impl Slot for LaunchSlot {
     }
 
     fn take_back(&mut self) {
-        (self.launches, self.blocks) = (self.launches - 1, self.before);
+        (self.launches, self.shape) = (self.launches - 1, self.before);
     }
 
     fn stop(&self) {
@@ -110,8 +95,9 @@ pub struct LaneKernel {
     /// so last; not after it began: never.
     moves: bool,
     moved: Instant,
-    /// So many more launches have as few blocks as there can be.
-    narrow: u32,
+    /// So many more launches are small, and so many there are to be once a large one is late.
+    small: u32,
+    are_small: u32,
     /// Where the queues of the one that serves are, until they are brought to its GPU.
     queues: Ranges,
     /// By lane of the one that serves, the low half of its first entry's index.
@@ -136,27 +122,26 @@ pub struct LaneStats {
     pub late: u64,
 }
 
-/// Blocks of a launch for so many lanes.
-fn blocks_for(lanes: usize, is_narrow: bool) -> usize {
-    let least = lanes.div_ceil(board::ROOM);
-    let blocks = match is_narrow {
-        true => least.min(USUAL),
-        false => lanes.div_ceil(OF_A_BLOCK).min(USUAL).max(least),
-    };
-    blocks.clamp(1, BLOCKS)
-}
-
 /// What `lanes.ptx` is told.
-fn launch(slot: usize, board: u64, number: u64, blocks: usize, (idle, life): (Duration, Duration)) -> Launch {
+fn launch(slot: usize, board: u64, number: u64, shape: Shape, (idle, life): (Duration, Duration)) -> Launch {
     let arguments = vec![board, number, idle.as_nanos() as u64, life.as_nanos() as u64];
-    Launch { slot, blocks: blocks as u32, threads: THREADS, arguments }
+    Launch { slot, blocks: shape.blocks as u32, threads: shape.threads(), arguments }
 }
 
 impl LaneKernel {
-    /// Loads it and runs it once in each launch slot, briefly. Set-up only: it may wait for kernels.
-    pub fn open(rank: u32, app: &Arc<AppThread>) -> Result<Self, String> {
+    /// Loads it for such queues and runs it once in each launch slot, briefly. Set-up only: it may wait for kernels.
+    pub fn open(rank: u32, app: &Arc<AppThread>, holds: Holds) -> Result<Self, String> {
+        const ONE: Shape = Shape { blocks: 1, warps: WARPS };
+        let code = Code {
+            ptx: text::of(holds).into(),
+            entry: c"oxygin_lanes",
+            name: "lane",
+            without: "the engine's threads serve all queues",
+            bytes: BLOCKS * board::BYTES,
+        };
         // Not told to begin, it ends at once.
-        let first = |number, memory: SlotMemory| launch(number, memory.device, 1, 1, (Duration::ZERO, Duration::ZERO));
+        let first =
+            |number, memory: SlotMemory| launch(number, memory.device, 1, ONE, (Duration::ZERO, Duration::ZERO));
         let slot = |_, memory: SlotMemory| {
             let board = |block: usize| {
                 // SAFETY: inside the launch slot's memory, which is of so many boards.
@@ -165,10 +150,10 @@ impl LaneKernel {
                 // SAFETY: memory of its own, zeroed, which stays until the launches are closed.
                 unsafe { Board::new(part) }
             };
-            LaunchSlot { boards: (0..BLOCKS).map(board).collect(), launches: 1, blocks: 1, before: 1 }
+            LaunchSlot { boards: (0..BLOCKS).map(board).collect(), launches: 1, shape: ONE, before: ONE }
         };
         Ok(Self {
-            launches: Launches::open(rank, app, CODE, first, slot)?,
+            launches: Launches::open(rank, app, code, first, slot)?,
             serving: None,
             asked: Instant::now(),
             deals: Vec::new(),
@@ -176,7 +161,8 @@ impl LaneKernel {
             polls: 0,
             moves: false,
             moved: Instant::now(),
-            narrow: 0,
+            small: 0,
+            are_small: SMALL,
             queues: Ranges::default(),
             firsts: Vec::new(),
             services: 0,
@@ -190,13 +176,13 @@ impl LaneKernel {
         if self.is_awaited() {
             return;
         }
-        let blocks = blocks_for(lanes, self.narrow > 0);
+        let shape = Shape::of(lanes, self.small > 0);
         let present = self.serving.map(|(number, _)| number);
         let last = present.map_or(0, |number| number + 1);
         let asked =
-            self.launches.ask(now, last, |number| present != Some(number), |number, slot| slot.next(number, blocks));
+            self.launches.ask(now, last, |number| present != Some(number), |number, slot| slot.next(number, shape));
         self.next = asked.map(|number| (number, now));
-        self.narrow = self.narrow.saturating_sub(asked.is_some().into());
+        self.small = self.small.saturating_sub(asked.is_some().into());
     }
 
     /// Where it is. `moved`: its lanes carry traffic.
@@ -247,15 +233,20 @@ impl LaneKernel {
         // First: one that is gone shows that it was up.
         self.forget_gone();
         let Some((at, since)) = self.next else { return Stage::Off };
+        let is_large = self.launches[at].shape.warps == WARPS;
         if self.launches[at].is_up() {
             self.launches.in_time();
+            if is_large {
+                self.are_small = SMALL;
+            }
             return Stage::Ready;
         }
         if !is_time || !self.launches.give_up_if_late(at, since, Instant::now()) {
             return Stage::Called;
         }
-        if self.launches[at].blocks > 1 {
-            self.narrow = NARROW;
+        if is_large {
+            self.small = self.are_small;
+            self.are_small = (2 * self.are_small).min(SMALL_MOST);
         }
         self.next = None;
         Stage::Off
@@ -273,7 +264,7 @@ impl LaneKernel {
 
     /// How many lanes the one that is ready has room for.
     pub fn room(&self) -> usize {
-        self.next.map_or(0, |(at, _)| self.launches[at].blocks * board::ROOM)
+        self.next.map_or(0, |(at, _)| self.launches[at].shape.room())
     }
 
     /// How many lanes the present one has.
@@ -287,12 +278,13 @@ impl LaneKernel {
         self.asked = asked;
         let slot = &self.launches[at];
         // Blocks without a lane end.
-        let blocks = slot.blocks.min(lanes.len());
-        slot.boards[blocks..slot.blocks].iter().for_each(|board| board.stop(slot.launches));
+        let Shape { blocks: launched, warps } = slot.shape;
+        let blocks = launched.min(lanes.len());
+        slot.boards[blocks..launched].iter().for_each(|board| board.stop(slot.launches));
         let of_block = |block: usize| -> Vec<&LaneRecord> { lanes.iter().skip(block).step_by(blocks).collect() };
         self.queues = Ranges::of(lanes.iter().map(|lane| &lane.view));
         self.firsts = lanes.iter().map(|lane| lane.view.next as u32).collect();
-        self.deals = (0..blocks).map(|block| slot.boards[block].go(slot.launches, &of_block(block))).collect();
+        self.deals = (0..blocks).map(|block| slot.boards[block].go(slot.launches, warps, &of_block(block))).collect();
         let now = Instant::now();
         self.serving = Some((at, now));
         (self.moves, self.moved) = (false, now);
@@ -351,16 +343,6 @@ impl LaneKernel {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    #[test]
-    fn a_launch_has_blocks_for_its_lanes() {
-        let of =
-            |is_narrow| [0, 1, 8, 9, 32, 64, 65, 256, 512, 513, 1000, 9999].map(|lanes| blocks_for(lanes, is_narrow));
-        assert_eq!(of(false), [1, 1, 1, 2, 4, 8, 8, 8, 8, 9, 16, 16]);
-        assert_eq!(of(true), [1, 1, 1, 1, 1, 1, 2, 4, 8, 8, 8, 8]);
-    }
-
     /// What `fabric/lanes.rs` says of long copies the kernel has in its text.
     #[test]
     fn the_text_has_the_numbers_of_long_copies() {

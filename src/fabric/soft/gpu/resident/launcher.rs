@@ -8,6 +8,7 @@ use crate::memory::gpu::cuda_error;
 use crate::sys::sync::Mutex;
 use crate::sys::wait::until;
 use oxygin_ffi::cuda::{Context, CudaError, Kernel, Pinned, Stream};
+use std::borrow::Cow;
 use std::ffi::CStr;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -20,10 +21,10 @@ use std::time::{Duration, Instant};
 const ENDED_WITHIN: Duration = Duration::from_micros(100);
 
 /// A kernel of ours.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Code {
     /// Its text.
-    pub ptx: &'static CStr,
+    pub ptx: Cow<'static, CStr>,
     /// Its entry.
     pub entry: &'static CStr,
     /// For the log: "the … kernel".
@@ -83,7 +84,7 @@ impl Launcher {
         first: impl Fn(usize, SlotMemory) -> Launch,
     ) -> Result<(Arc<Self>, Vec<SlotMemory>), CudaError> {
         let cuda = context.cuda();
-        let kernel = Kernel::load(cuda, code.ptx, code.entry)?;
+        let kernel = Kernel::load(cuda, &code.ptx, code.entry)?;
         // One after the other, for queues of their own.
         let streams = (0..LAUNCH_SLOTS).map(|_| Stream::create(cuda)).collect::<Result<Vec<_>, _>>()?;
         let pinned = Pinned::alloc(cuda, LAUNCH_SLOTS * code.bytes)?;
