@@ -258,6 +258,9 @@ pub trait LaneServer: Send {
     /// Whether one was called that does not serve yet: there is no other before it does.
     fn is_awaited(&self) -> bool;
 
+    /// Since when one is awaited that does not run yet.
+    fn awaited_since(&self) -> Option<Instant>;
+
     /// Calls one for so many queues, unless one is awaited, or none can be had for now.
     fn call(&mut self, now: Instant, lanes: usize);
 

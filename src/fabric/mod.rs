@@ -310,8 +310,8 @@ pub trait Context: Send + Sync + 'static {
     /// The registration of the window with this handle is about to end: nothing may be remembered of it.
     fn forget(&self, _window: u64) {}
 
-    /// A kernel on this rank's GPU that serves lanes in place of [`Context::post`], for who drains such queues of device
-    /// code; `None`: there is none. Set-up only: it may wait for kernels.
+    /// A kernel on this rank's GPU that serves lanes in place of [`Context::post`], for who drains such queues of
+    /// device code; `None`: there is none. Set-up only: it may wait for kernels.
     fn lane_kernel(&self, _holds: lanes::Holds) -> Option<Box<dyn lanes::LaneServer>> {
         None
     }

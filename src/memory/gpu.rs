@@ -91,8 +91,8 @@ pub fn inspect(base: u64, len: u64, never_reset: bool) -> Result<Option<GpuMemor
     Ok(Some(GpuMemory { context: Arc::new(context), signals, is_open, is_virtual, is_shared: true }))
 }
 
-/// A window in host memory that the driver made on a NUMA node (`CU_MEM_LOCATION_TYPE_HOST_NUMA`), so that GPUs may be let
-/// to it, and other processes.
+/// A window in host memory that the driver made on a NUMA node (`CU_MEM_LOCATION_TYPE_HOST_NUMA`), so that GPUs may be
+/// let to it, and other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostMemory {
     /// Where it is.

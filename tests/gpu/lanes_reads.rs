@@ -1,5 +1,6 @@
-//! Gets of the software NIC's queues that a kernel serves: out of GPU memory and out of host memory that the driver made for
-//! GPUs, of the own rank, of ranks of the same process and of other processes. DeepEP's engrams are such gets.
+//! Gets of the software NIC's queues that a kernel serves: out of GPU memory and out of host memory that the driver
+//! made for GPUs, of the own rank, of ranks of the same process and of other processes. DeepEP's engrams are such
+//! gets.
 
 use crate::harness::memory::pattern;
 use crate::harness::*;

@@ -1,5 +1,5 @@
-//! Windows in host memory that the driver made for GPUs, between processes of one host: what a rank gets from there into its
-//! GPU its own engine copies, and the peer does nothing for it. DeepEP's engrams lie in such memory.
+//! Windows in host memory that the driver made for GPUs, between processes of one host: what a rank gets from there
+//! into its GPU its own engine copies, and the peer does nothing for it. DeepEP's engrams lie in such memory.
 
 use crate::harness::memory::{pattern, HostWindow, Memory};
 use crate::harness::*;

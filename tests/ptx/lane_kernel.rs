@@ -116,8 +116,8 @@ fn what_it_says_is_so() {
     (0..16).for_each(|seed| serve(PTX, seed));
 }
 
-/// The text for queues of one kind, as `lane_kernel/text.rs` makes it for the driver: what the board says of their kind is
-/// not looked at.
+/// The text for queues of one kind, as `lane_kernel/text.rs` makes it for the driver: what the board says of their
+/// kind is not looked at.
 fn of_kind(slots: Slots) -> String {
     let set = [("is_entry", slots != Slots::Descriptors), ("is_bell", slots == Slots::Bells)];
     set.iter().fold(PTX.to_string(), |text, (name, value)| {

@@ -49,7 +49,8 @@ impl Cuda {
         self.kernels.as_ref().ok_or_else(|| self.error(call, CUDA_ERROR_NOT_SUPPORTED))
     }
 
-    /// Whether a GPU may load from and store to the memory at `at`. Memory of cudaMalloc keeps no list of who may: `false`.
+    /// Whether a GPU may load from and store to the memory at `at`. Memory of cudaMalloc keeps no list of who may:
+    /// `false`.
     pub fn is_open_to(&self, at: CUdeviceptr, device: CUdevice) -> bool {
         let Some(kernels) = &self.kernels else { return false };
         let (mut flags, place) = (0, CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device });
@@ -58,8 +59,8 @@ impl Cuda {
         code == CUDA_SUCCESS && flags == c_ulonglong::from(CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
     }
 
-    /// Whether every GPU of this process may, where the memory is on `home`, or on none of them. Of memory of cudaMalloc
-    /// the answer is `true` only where there is no other GPU.
+    /// Whether every GPU of this process may, where the memory is on `home`, or on none of them. Of memory of
+    /// cudaMalloc the answer is `true` only where there is no other GPU.
     pub fn is_open_to_all(&self, at: CUdeviceptr, home: Option<CUdevice>) -> bool {
         let count = self.devices();
         count > 0 && (0..count).filter(|&device| Some(device) != home).all(|device| self.is_open_to(at, device))

@@ -187,8 +187,8 @@ impl Drop for Allocation {
     }
 }
 
-/// Allocations mapped side by side, read- and writable by one GPU, and by the CPUs where they are host memory. The mapping
-/// keeps the memory alive.
+/// Allocations mapped side by side, read- and writable by one GPU, and by the CPUs where they are host memory. The
+/// mapping keeps the memory alive.
 pub struct Mapped {
     cuda: Arc<Cuda>,
     base: CUdeviceptr,

@@ -3,7 +3,7 @@
 
 use super::{take, Target};
 use oxygin::fabric::soft::ipc::exchange::{answered, request, Answer, Answers, Collected, AT_ONCE};
-use oxygin::fabric::soft::ipc::wire::{Datagram, Offer, Place, What, MAX_SEGMENTS};
+use oxygin::fabric::soft::ipc::wire::{Datagram, Offer, Site, What, MAX_SEGMENTS};
 use oxygin::fabric::soft::peer::contact::MAX_BODY;
 use oxygin::fabric::soft::shm::message::PullRequest;
 
@@ -20,9 +20,9 @@ pub fn targets() -> Vec<Target> {
 const LEN: u64 = 1 << 20;
 
 fn all_offers() -> [Offer; 3] {
-    let place = Place::Gpu("0000:1b:00.0".into());
+    let place = Site::Gpu("0000:1b:00.0".into());
     let segments = Offer::Segments { offset: 4096, sizes: vec![1 << 20; 11], place };
-    let host = Offer::Segments { offset: 0, sizes: vec![1 << 21], place: Place::Host };
+    let host = Offer::Segments { offset: 0, sizes: vec![1 << 21], place: Site::Host };
     [segments, host, Offer::Not("no handle type".into())]
 }
 

@@ -8,7 +8,7 @@ use super::gpu::Engine;
 use super::link::RouteKind;
 use super::progress::Progress;
 use crate::fabric::lanes::{self, Holds, LaneView, Position, Stage, WindowView, WINDOWS};
-use reach::{Reach, What};
+use reach::{MemoryKind, Reach};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -108,18 +108,18 @@ impl Lanes {
         if view.signals > 0 {
             let len = 8 * u64::from(view.signals);
             let found = self.reach.peers(&self.shared, view.peer, view.signals_key, view.signals_at, len);
-            let (at, what) = found.filter(|(_, what)| *what != What::Host)?;
-            (record.signals, record.is_far) = (at, what == What::Far);
+            let (at, kind) = found.filter(|(_, kind)| *kind != MemoryKind::Host)?;
+            (record.signals, record.is_far) = (at, kind == MemoryKind::Far);
         }
         let mut any = view.signals > 0;
         for (at, window) in view.windows.iter().enumerate().filter(|(_, window)| window.handle != 0) {
             let WindowView { lkey, base, len, rkey, remote_base, remote_len, .. } = *window;
             let known = &mut record.view.windows[at];
             match self.reach.peers(&self.shared, view.peer, rkey, remote_base, remote_len) {
-                Some((remote, what)) => {
+                Some((remote, kind)) => {
                     (record.windows[at], any) = (remote, true);
-                    record.are_read[at] = what == What::Host;
-                    record.is_far |= what == What::Far;
+                    record.are_read[at] = kind == MemoryKind::Host;
+                    record.is_far |= kind == MemoryKind::Far;
                     // Of what is here in host memory the kernel knows no byte.
                     if !self.reach.has_own(&self.shared, lkey, base, len) {
                         known.len = 0;
@@ -196,6 +196,10 @@ impl lanes::LaneServer for Lanes {
 
     fn is_awaited(&self) -> bool {
         self.kernel.as_ref().is_some_and(|kernel| kernel.is_awaited())
+    }
+
+    fn awaited_since(&self) -> Option<Instant> {
+        self.kernel.as_ref().and_then(|kernel| kernel.awaited_since())
     }
 
     fn call(&mut self, now: Instant, lanes: usize) {

@@ -11,6 +11,7 @@ use crate::proxy::ops::Ops;
 use crate::proxy::ring::{Ends, Entry, Finish, Head, Stopped};
 use crate::rma::op::{Op, Put};
 use crate::rma::seq::Seq;
+use kernel::{Kernel, Orders};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Mutex;
 
@@ -95,97 +96,11 @@ impl Ring for Entries {
     }
 }
 
-/// A kernel that does what a test says.
-struct Told {
-    stage: Stage,
-    /// One is called, or there behind the one that serves; whether a call is heard.
-    is_awaited: bool,
-    hears: bool,
-    /// Somebody keeps it from all memory.
-    is_kept_out: bool,
-    room: usize,
-    /// Launches that were called, each for so many lanes.
-    calls: Vec<usize>,
-    /// How far it has come with the lanes that it was given.
-    positions: Vec<u32>,
-    given: usize,
-    /// Which of these it was to watch, and which it has closed.
-    watched: Vec<bool>,
-    closed: Vec<bool>,
-    /// How often it was to bring their queues to its GPU.
-    brought: u32,
-}
-
-struct Kernel(Arc<Mutex<Told>>);
-
-impl LaneServer for Kernel {
-    fn poll(&mut self, _: bool) -> Stage {
-        self.0.lock().unwrap().stage
-    }
-    fn reaches(&self, _: u32) -> bool {
-        true
-    }
-    fn is_let_in(&self, _: u32) -> bool {
-        !self.0.lock().unwrap().is_kept_out
-    }
-    fn is_awaited(&self) -> bool {
-        self.0.lock().unwrap().is_awaited
-    }
-    fn call(&mut self, _: Instant, lanes: usize) {
-        let mut told = self.0.lock().unwrap();
-        if told.hears {
-            told.is_awaited = true;
-            told.calls.push(lanes);
-            if told.stage == Stage::Off {
-                told.stage = Stage::Called;
-            }
-        }
-    }
-    fn has_next(&self) -> bool {
-        let told = self.0.lock().unwrap();
-        told.is_awaited && matches!(told.stage, Stage::Ready | Stage::Serving)
-    }
-    fn room(&self) -> usize {
-        self.0.lock().unwrap().room
-    }
-    fn serve(&mut self, lanes: &[LaneView]) -> Vec<bool> {
-        let mut told = self.0.lock().unwrap();
-        assert!(told.stage == Stage::Ready && lanes.len() <= told.room);
-        (told.stage, told.is_awaited) = (Stage::Serving, false);
-        told.positions = lanes.iter().map(|lane| lane.next as u32).collect();
-        told.given = lanes.len();
-        told.watched = lanes.iter().map(|lane| lane.is_watched).collect();
-        told.closed = vec![false; lanes.len()];
-        vec![true; lanes.len()]
-    }
-    fn steady(&self) -> u32 {
-        2
-    }
-    fn bring(&mut self) {
-        self.0.lock().unwrap().brought += 1;
-    }
-    fn position(&self, nth: usize) -> Position {
-        let told = self.0.lock().unwrap();
-        Position { next: told.positions[nth], is_over: told.closed[nth] }
-    }
-    fn stop(&mut self) {
-        let mut told = self.0.lock().unwrap();
-        if told.stage == Stage::Serving {
-            told.stage = Stage::Over;
-        }
-    }
-    fn settle(&mut self) {
-        let mut told = self.0.lock().unwrap();
-        if told.stage == Stage::Over {
-            told.stage = if told.is_awaited { Stage::Ready } else { Stage::Off };
-        }
-    }
-}
-
+/// Lanes of one engine's thread, and the kernel that it may hand them to.
 struct Bench {
     fabric: Arc<Vec<Stands>>,
     stands: Vec<Arc<Stand>>,
-    told: Arc<Mutex<Told>>,
+    told: Arc<Mutex<Orders>>,
     drain: Drain<Stands, Entries>,
 }
 
@@ -214,20 +129,7 @@ impl Bench {
     fn quiet(lanes: u32) -> Self {
         let fabric = Arc::new(vec![Stands::default()]);
         let stands: Vec<_> = (0..lanes).map(|_| Arc::<Stand>::default()).collect();
-        let told = Told {
-            stage: Stage::Off,
-            is_awaited: false,
-            hears: true,
-            is_kept_out: false,
-            room: 8,
-            calls: Vec::new(),
-            positions: Vec::new(),
-            given: 0,
-            watched: Vec::new(),
-            closed: Vec::new(),
-            brought: 0,
-        };
-        let told = Arc::new(Mutex::new(told));
+        let told = Arc::new(Mutex::new(Orders::default()));
         // SAFETY: the owner is the vector itself.
         let kept = unsafe { Kept::new(&fabric, fabric.clone()) };
         let lane = |(peer, stand): (usize, &Arc<Stand>)| {
@@ -240,7 +142,7 @@ impl Bench {
         Self { fabric, stands, told, drain }
     }
 
-    fn told(&self) -> std::sync::MutexGuard<'_, Told> {
+    fn told(&self) -> std::sync::MutexGuard<'_, Orders> {
         self.told.lock().unwrap()
     }
 
@@ -489,6 +391,8 @@ fn others_have_what_carries_something_alone() {
 mod joining;
 #[path = "service_tests/kept_out.rs"]
 mod kept_out;
+#[path = "service_tests/kernel.rs"]
+mod kernel;
 #[path = "service_tests/overdue.rs"]
 mod overdue;
 #[path = "service_tests/pauses.rs"]

@@ -134,8 +134,8 @@ impl EntryQueue {
     }
 }
 
-/// Whether an entry is a read, which sees what was written before it and not what is written after it; `None`: that makes
-/// no difference to it.
+/// Whether an entry is a read, which sees what was written before it and not what is written after it; `None`: that
+/// makes no difference to it.
 pub fn is_read(words: [u64; WORDS]) -> Option<bool> {
     match Entry::of(words).0[OPCODE] {
         NOTHING | DUMP => None,

@@ -1,5 +1,5 @@
-//! Reads among send entries: they bring what the peer has, and what was sent before them, and nothing that is sent after
-//! them.
+//! Reads among send entries: they bring what the peer has, and what was sent before them, and nothing that is sent
+//! after them.
 
 use super::held::wide;
 use super::order::serve_fast;

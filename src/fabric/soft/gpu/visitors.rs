@@ -45,8 +45,8 @@ impl Engine {
         &self.visitors.gate
     }
 
-    /// Loads the lane kernel for such queues, unless that was done. Set-up only: it may wait for kernels. Whether there is
-    /// one. All queues of a communicator hold the same.
+    /// Loads the lane kernel for such queues, unless that was done. Set-up only: it may wait for kernels. Whether
+    /// there is one. All queues of a communicator hold the same.
     pub fn open_lane_kernel(&self, holds: Holds) -> bool {
         let (_opening, visitors) = (self.opening.lock(), &self.visitors);
         let Some(app) = self.app().filter(|_| self.tuning.lanes && self.tuning.kernel > 0) else { return false };

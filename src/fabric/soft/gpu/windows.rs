@@ -1,5 +1,5 @@
-//! This rank's GPU windows, the values of their signals, its windows in host memory that GPUs may read, and which windows
-//! of operations' callers are gone.
+//! This rank's GPU windows, the values of their signals, its windows in host memory that GPUs may read, and which
+//! windows of operations' callers are gone.
 
 use super::op::{CallerWindow, Op};
 use super::window_set::WindowSet;

@@ -1,6 +1,6 @@
 //! A window as other processes may have it.
 
-use super::wire::{Offer, Place, What, MAX_SEGMENTS};
+use super::wire::{Offer, Site, What, MAX_SEGMENTS};
 use oxygin_ffi::cuda::{Allocation, Context, CudaError};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ impl Export {
         match walk(context, base, len) {
             Ok((segments, offset, sizes)) => {
                 let place = match is_in_host_memory(&segments.iter().collect::<Vec<_>>()) {
-                    Ok(true) => Place::Host,
-                    Ok(false) => Place::Gpu(context.cuda().pci_address(context.device()).unwrap_or_default()),
+                    Ok(true) => Site::Host,
+                    Ok(false) => Site::Gpu(context.cuda().pci_address(context.device()).unwrap_or_default()),
                     Err(why) => return (None, Offer::Not(why)),
                 };
                 (Some(Self { window, context: context.clone(), segments }), Offer::Segments { offset, sizes, place })
@@ -63,8 +63,8 @@ fn walk(context: &Context, base: u64, len: u64) -> Result<(Vec<Allocation>, u64,
     let _current = context.enter().map_err(said)?;
     let cuda = context.cuda();
     let (first, size) = cuda.address_range(base).map_err(said)?;
-    // Of host memory some drivers give no address (NCCL: `src/include/alloc.h`): what is as long as the window is all of
-    // it.
+    // Of host memory some drivers give no address (NCCL: `src/include/alloc.h`): what is as long as the window is all
+    // of it.
     let first = if first == 0 && size == len { base } else { first };
     let offset = base.checked_sub(first).ok_or("the driver names an allocation that starts behind the window")?;
     let (mut all, mut sizes) = (Vec::new(), Vec::new());

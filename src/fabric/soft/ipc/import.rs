@@ -3,7 +3,7 @@
 use super::exchange::{Answer, Collected};
 use super::export::is_in_host_memory;
 use super::home;
-use super::wire::Place;
+use super::wire::Site;
 use crate::fabric::soft::gpu::{Found, Use};
 use crate::memory::registry::Extent;
 use oxygin_ffi::cuda::{Allocation, Context, Mapped};
@@ -20,8 +20,8 @@ pub struct Import {
     extent: Extent,
     /// See `Found::window`.
     key: u32,
-    /// The GPU that its memory is on, or [`home::HOST`], the one that the driver says, and whether kernels here may add to
-    /// words of it where this process does not see it.
+    /// The GPU that its memory is on, or [`home::HOST`], the one that the driver says, and whether kernels here may
+    /// add to words of it where this process does not see it.
     home: i32,
     named: i32,
     adds: bool,
@@ -70,13 +70,13 @@ pub struct Fetch {
     pub window: u32,
     /// Where it is for the peer.
     extent: Extent,
-    place: Place,
+    place: Site,
     collected: Collected<Allocation>,
 }
 
 impl Fetch {
     /// Nothing is here yet.
-    pub fn new(rank: u32, window: u32, extent: Extent, (offset, sizes): (u64, Vec<u64>), place: Place) -> Self {
+    pub fn new(rank: u32, window: u32, extent: Extent, (offset, sizes): (u64, Vec<u64>), place: Site) -> Self {
         Self { rank, window, extent, place, collected: Collected::new(offset, sizes) }
     }
 
@@ -99,13 +99,13 @@ impl Fetch {
         let _current = context.enter().map_err(said)?;
         let (parts, offset) = self.collected.complete().ok_or("something is missing")?;
         let segments: Vec<_> = parts.iter().map(|(segment, _)| segment).collect();
-        if is_in_host_memory(&segments)? != (self.place == Place::Host) {
+        if is_in_host_memory(&segments)? != (self.place == Site::Host) {
             return Err("it sent other memory than it offered".into());
         }
         let mapping = Mapped::new(context.cuda(), &parts, context.device()).map_err(said)?;
         let (home, named, adds) = match &self.place {
-            Place::Host => (home::HOST, home::HOST, false),
-            Place::Gpu(gpu) => {
+            Site::Host => (home::HOST, home::HOST, false),
+            Site::Gpu(gpu) => {
                 let named = context.cuda().pointer(mapping.base()).map_err(said)?.device;
                 let here = context.cuda().pci_address(context.device()).unwrap_or_default();
                 let home = home::of(named, gpu, context.device(), &here);

@@ -1,6 +1,7 @@
-//! Windows that processes of one host share. Of GPU windows: what a rank puts, the receiver's own engine fetches from the
-//! sender's memory, which it has mapped, in one copy from GPU to GPU; what a rank gets, its own engine fetches likewise.
-//! Of windows in host memory that the driver made for GPUs (DeepEP's engrams lie in such): what a rank gets into its GPU.
+//! Windows that processes of one host share. Of GPU windows: what a rank puts, the receiver's own engine fetches from
+//! the sender's memory, which it has mapped, in one copy from GPU to GPU; what a rank gets, its own engine fetches
+//! likewise. Of windows in host memory that the driver made for GPUs (DeepEP's engrams lie in such): what a rank gets
+//! into its GPU.
 //!
 //! Windows are exported and mapped at registration, never later: it is collective, so there are no descriptors to keep,
 //! no operation has to wait for a mapping, and every rank knows before the first operation who has mapped what, by one

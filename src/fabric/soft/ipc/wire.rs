@@ -15,9 +15,9 @@ const HOST_SEGMENTS: u8 = 4;
 
 /// Where a window's memory is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// On the GPU with this PCI address; empty: the driver does not say. Processes number GPUs differently, and do not see
-    /// all of them.
+pub enum Site {
+    /// On the GPU with this PCI address; empty: the driver does not say. Processes number GPUs differently, and do not
+    /// see all of them.
     Gpu(String),
     /// In host memory of the driver's, which GPUs may be let to.
     Host,
@@ -33,7 +33,7 @@ pub enum Offer {
         /// Their sizes, bytes.
         sizes: Vec<u64>,
         /// Where they are.
-        place: Place,
+        place: Site,
     },
     /// Not at all.
     Not(String),
@@ -45,12 +45,12 @@ impl Offer {
         let mut w = Writer::new();
         match self {
             Self::Segments { offset, sizes, place } => {
-                let kind = if let Place::Gpu(_) = place { SEGMENTS } else { HOST_SEGMENTS };
+                let kind = if let Site::Gpu(_) = place { SEGMENTS } else { HOST_SEGMENTS };
                 w.u8(kind).u64(*offset).u32(sizes.len() as u32);
                 for &size in sizes {
                     w.u64(size);
                 }
-                if let Place::Gpu(gpu) = place {
+                if let Site::Gpu(gpu) = place {
                     w.bytes(cut(gpu));
                 }
             }
@@ -71,7 +71,7 @@ impl Offer {
                     return None;
                 }
                 let sizes = (0..n).map(|_| r.u64()).collect::<Option<Vec<_>>>()?;
-                let place = if kind == SEGMENTS { Place::Gpu(printable(r.bytes()?)) } else { Place::Host };
+                let place = if kind == SEGMENTS { Site::Gpu(printable(r.bytes()?)) } else { Site::Host };
                 Self::Segments { offset, sizes, place }
             }
             NOT => Self::Not(printable(r.bytes()?)),
@@ -189,12 +189,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn segments(offset: u64, sizes: &[u64]) -> Offer {
-        Offer::Segments { offset, sizes: sizes.to_vec(), place: Place::Gpu("0000:1b:00.0".into()) }
+        Offer::Segments { offset, sizes: sizes.to_vec(), place: Site::Gpu("0000:1b:00.0".into()) }
     }
 
     #[test]
     fn offers_round_trip_and_cuts_are_refused() {
-        let host = Offer::Segments { offset: 0, sizes: vec![1 << 21], place: Place::Host };
+        let host = Offer::Segments { offset: 0, sizes: vec![1 << 21], place: Site::Host };
         let offers = [segments(4096, &[1 << 21, 1 << 22]), host, Offer::Not("no handle type".into())];
         for offer in offers {
             let message = offer.encode();

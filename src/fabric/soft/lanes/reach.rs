@@ -18,18 +18,18 @@ struct Reached {
     extent: Extent,
     /// … and its first byte for the kernel.
     at: u64,
-    what: What,
+    kind: MemoryKind,
 }
 
 /// What a peer's window is for the kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum What {
+pub enum MemoryKind {
     /// Memory of this GPU.
     Near,
     /// Memory of another one.
     Far,
-    /// Host memory, from which gets are carried out. Nothing else is: kernels of another GPU, and CPUs, may add to words
-    /// there, and not all of them see each other's additions.
+    /// Host memory, from which gets are carried out. Nothing else is: kernels of another GPU, and CPUs, may add to
+    /// words there, and not all of them see each other's additions.
     Host,
 }
 
@@ -46,11 +46,11 @@ pub struct Reach {
 
 impl Reach {
     /// Where the kernel finds `len` bytes of a peer's window, and what that is.
-    pub fn peers(&mut self, shared: &Progress, peer: u32, rkey: u32, base: u64, len: u64) -> Option<(u64, What)> {
+    pub fn peers(&mut self, shared: &Progress, peer: u32, rkey: u32, base: u64, len: u64) -> Option<(u64, MemoryKind)> {
         let uses = &mut self.uses;
         let found = once(&mut self.peers, (peer, rkey), || look_up(shared, peer, Key(rkey), uses));
-        let Reached { extent, at, what } = found?;
-        extent.holds(base, len).then(|| (at + (base - extent.base), what))
+        let Reached { extent, at, kind } = found?;
+        extent.holds(base, len).then(|| (at + (base - extent.base), kind))
     }
 
     /// Whether this rank has the range in a window on its GPU.
@@ -89,13 +89,13 @@ fn look_up(shared: &Progress, peer: u32, key: Key, uses: &mut Vec<Use>) -> Optio
             let (own, its) = (shared.engine.gpu()?, engine.gpu()?);
             let extent = engine.window(key.0)?;
             let is_reached = own == its || key.is_open() && shared.engine.adds_at(its);
-            let what = if own == its { What::Near } else { What::Far };
-            is_reached.then_some(Reached { extent, at: extent.base, what })
+            let kind = if own == its { MemoryKind::Near } else { MemoryKind::Far };
+            is_reached.then_some(Reached { extent, at: extent.base, kind })
         }
         Some(engine) => {
             let memory = engine.host_memory(key.number())?;
             let is_reached = memory.is_open || memory.is_open_here && shared.engine.gpu()? == engine.gpu()?;
-            is_reached.then_some(Reached { extent: memory.extent, at: memory.extent.base, what: What::Host })
+            is_reached.then_some(Reached { extent: memory.extent, at: memory.extent.base, kind: MemoryKind::Host })
         }
         None => look_up_mapped(shared, peer, key, uses),
     }
@@ -107,19 +107,19 @@ fn look_up_mapped(shared: &Progress, peer: u32, key: Key, uses: &mut Vec<Use>) -
         return None;
     }
     let (extent, first) = shared.share.whole(peer, key.number())?;
-    let what = match first.home {
-        ipc::HOST => What::Host,
-        home if shared.engine.gpu() == Some(home) => What::Near,
-        _ => What::Far,
+    let kind = match first.home {
+        ipc::HOST => MemoryKind::Host,
+        home if shared.engine.gpu() == Some(home) => MemoryKind::Near,
+        _ => MemoryKind::Far,
     };
     // Who has it in GPU memory calls it so.
-    if key.is_on_gpu() == (what == What::Host) {
+    if key.is_on_gpu() == (kind == MemoryKind::Host) {
         return None;
     }
     let may_add = || if first.home < 0 { first.adds } else { shared.engine.adds_at(first.home) };
-    if what != What::Host && !may_add() {
+    if kind != MemoryKind::Host && !may_add() {
         return None;
     }
     uses.push(first.used);
-    Some(Reached { extent, at: first.addr, what })
+    Some(Reached { extent, at: first.addr, kind })
 }

@@ -1,5 +1,5 @@
-//! Puts and gets by windows that the processes share: the peer fetches what this rank puts from its GPU, this rank's own
-//! engine what it gets into it. What follows them on a lane is complete after them.
+//! Puts and gets by windows that the processes share: the peer fetches what this rank puts from its GPU, this rank's
+//! own engine what it gets into it. What follows them on a lane is complete after them.
 
 use super::remote::{FirstPull, RemoteCompletions, Until};
 use super::route::Route;

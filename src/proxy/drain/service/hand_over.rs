@@ -20,6 +20,10 @@ pub(super) const OTHERS_WITHIN: Duration = Duration::from_micros(30 * SLOWER);
 /// How long lanes that join a kernel's have time for it: the others go on meanwhile. A launch waits for longer, if it
 /// is not there before they are held.
 pub(super) const JOIN_WITHIN: Duration = Duration::from_micros(700 * SLOWER);
+/// How long more lanes than a kernel has [`TOGETHER`] wait for the next launch before the present one is told to end:
+/// several times what a launch takes that finds a place. On a GPU that others fill it has none beside the present one,
+/// and comes as soon as that has gone.
+pub(super) const PLACE_WITHIN: Duration = Duration::from_micros(60 * SLOWER);
 
 /// Whether more than so much time is between the two.
 fn is_over(since: Instant, now: Instant, limit: Duration) -> bool {
@@ -205,6 +209,10 @@ impl<C: Context, R: Ring> Drain<C, R> {
         let now = Instant::now();
         if !service.kernel.has_next() {
             self.call(service);
+            let has_no_place = service.kernel.awaited_since().is_some_and(|since| is_over(since, now, PLACE_WITHIN));
+            if has_no_place && self.places.len() > TOGETHER {
+                service.kernel.stop();
+            }
             let is_late = service.joining.since().is_some_and(|since| is_over(since, now, JOIN_WITHIN));
             if is_late || !service.kernel.is_awaited() {
                 self.let_go(service);

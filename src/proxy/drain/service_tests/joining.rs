@@ -1,7 +1,7 @@
 //! Hundreds of lanes: those that come to rest late join the others, and those that carried something lately go with
 //! them.
 
-use super::super::hand_over::{JOIN_WITHIN, OTHERS_WITHIN};
+use super::super::hand_over::{JOIN_WITHIN, OTHERS_WITHIN, PLACE_WITHIN};
 use super::*;
 
 /// More than a kernel has [`TOGETHER`].
@@ -178,4 +178,25 @@ fn lanes_that_carried_something_lately_go_with_the_others() {
     let (with, without) = given.split_at(RECENT as usize);
     assert!(with.iter().all(|&n| n == MANY_LANES), "{given:?}");
     assert!(without.iter().all(|&n| n == 1) && without.len() == 2, "{given:?}");
+}
+
+/// On a full GPU the next launch has no place before the present one has gone.
+#[test]
+fn the_present_kernel_goes_where_the_next_one_has_no_place_beside_it() {
+    for waited in [Duration::ZERO, 2 * PLACE_WITHIN] {
+        let mut bench = Bench::let_serve_all_but_one();
+        (bench.told().has_place, bench.told().waited) = (false, waited);
+        let calls = bench.told().calls.len();
+        bench.pass();
+        assert_eq!(bench.told().calls.len(), calls + 1, "it is called");
+        if waited.is_zero() {
+            assert_eq!(bench.told().stage, Stage::Serving, "it may come in a moment");
+            continue;
+        }
+        assert_eq!(bench.told().stage, Stage::Over);
+        bench.told().has_place = true;
+        bench.complete();
+        bench.pass();
+        assert_eq!(bench.served(), (Stage::Serving, MANY_LANES));
+    }
 }

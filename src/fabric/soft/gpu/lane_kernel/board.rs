@@ -1,6 +1,6 @@
 //! Through which a block of the lane kernel and its host talk: pinned host memory. `lanes.ptx` has the same offsets.
 
-use super::shape::Deal;
+use super::grid::Deal;
 use crate::fabric::lanes::{Format, Holds, LaneView, Position, Rings, LONGEST, WINDOWS};
 use crate::fabric::soft::gpu::resident::SlotMemory;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -11,8 +11,8 @@
 //! another is called `RELAY` before its end; in between the CPU has the lanes, for a few microseconds.
 
 mod board;
+mod grid;
 mod managed;
-mod shape;
 mod text;
 
 pub use board::LaneRecord;
@@ -21,8 +21,8 @@ use super::app::AppThread;
 use super::resident::{Code, Launch, Launches, Slot, SlotMemory, LOOK_EVERY, RELAY};
 use crate::fabric::lanes::{Holds, Position, Stage};
 use board::Board;
+use grid::{Deal, Grid, BLOCKS, WARPS};
 use managed::Ranges;
-use shape::{Deal, Shape, BLOCKS, WARPS};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -32,8 +32,8 @@ use std::time::{Duration, Instant};
 const IDLE: Duration = Duration::from_millis(1);
 /// Time after which it ends in any case: a bound on what a call or a kernel that needs the whole GPU waits for.
 pub const LIFE: Duration = Duration::from_millis(2);
-/// After a launch that was late so many are small, and twice as many each time that one which is not is late again, up to a
-/// limit: a GPU on which large blocks find a place at once may be rare.
+/// After a launch that was late so many are small, and twice as many each time that one which is not is late again, up
+/// to a limit: a GPU on which large blocks find a place at once may be rare.
 const SMALL: u32 = 8;
 const SMALL_MOST: u32 = 1024;
 
@@ -42,22 +42,22 @@ struct LaunchSlot {
     boards: Vec<Board>,
     launches: u64,
     /// What the last launch is, and the one before.
-    shape: Shape,
-    before: Shape,
+    grid: Grid,
+    before: Grid,
 }
 
 impl LaunchSlot {
     /// The boards of the last launch.
     fn present(&self) -> &[Board] {
-        &self.boards[..self.shape.blocks]
+        &self.boards[..self.grid.blocks]
     }
 
-    /// What the next launch is, of this shape.
-    fn next(&mut self, number: usize, shape: Shape) -> Launch {
-        (self.before, self.shape) = (self.shape, shape);
+    /// What the next launch is, of this grid.
+    fn next(&mut self, number: usize, grid: Grid) -> Launch {
+        (self.before, self.grid) = (self.grid, grid);
         self.launches += 1;
-        let idle = if shape.blocks > 1 { LIFE } else { IDLE };
-        launch(number, self.boards[0].device, self.launches, shape, (idle, LIFE))
+        let idle = if grid.blocks > 1 { LIFE } else { IDLE };
+        launch(number, self.boards[0].device, self.launches, grid, (idle, LIFE))
     }
 }
 
@@ -71,7 +71,7 @@ impl Slot for LaunchSlot {
     }
 
     fn take_back(&mut self) {
-        (self.launches, self.shape) = (self.launches - 1, self.before);
+        (self.launches, self.grid) = (self.launches - 1, self.before);
     }
 
     fn stop(&self) {
@@ -123,15 +123,15 @@ pub struct LaneStats {
 }
 
 /// What `lanes.ptx` is told.
-fn launch(slot: usize, board: u64, number: u64, shape: Shape, (idle, life): (Duration, Duration)) -> Launch {
+fn launch(slot: usize, board: u64, number: u64, grid: Grid, (idle, life): (Duration, Duration)) -> Launch {
     let arguments = vec![board, number, idle.as_nanos() as u64, life.as_nanos() as u64];
-    Launch { slot, blocks: shape.blocks as u32, threads: shape.threads(), arguments }
+    Launch { slot, blocks: grid.blocks as u32, threads: grid.threads(), arguments }
 }
 
 impl LaneKernel {
     /// Loads it for such queues and runs it once in each launch slot, briefly. Set-up only: it may wait for kernels.
     pub fn open(rank: u32, app: &Arc<AppThread>, holds: Holds) -> Result<Self, String> {
-        const ONE: Shape = Shape { blocks: 1, warps: WARPS };
+        const ONE: Grid = Grid { blocks: 1, warps: WARPS };
         let code = Code {
             ptx: text::of(holds).into(),
             entry: c"oxygin_lanes",
@@ -150,7 +150,7 @@ impl LaneKernel {
                 // SAFETY: memory of its own, zeroed, which stays until the launches are closed.
                 unsafe { Board::new(part) }
             };
-            LaunchSlot { boards: (0..BLOCKS).map(board).collect(), launches: 1, shape: ONE, before: ONE }
+            LaunchSlot { boards: (0..BLOCKS).map(board).collect(), launches: 1, grid: ONE, before: ONE }
         };
         Ok(Self {
             launches: Launches::open(rank, app, code, first, slot)?,
@@ -176,11 +176,11 @@ impl LaneKernel {
         if self.is_awaited() {
             return;
         }
-        let shape = Shape::of(lanes, self.small > 0);
+        let grid = Grid::of(lanes, self.small > 0);
         let present = self.serving.map(|(number, _)| number);
         let last = present.map_or(0, |number| number + 1);
         let asked =
-            self.launches.ask(now, last, |number| present != Some(number), |number, slot| slot.next(number, shape));
+            self.launches.ask(now, last, |number| present != Some(number), |number, slot| slot.next(number, grid));
         self.next = asked.map(|number| (number, now));
         self.small = self.small.saturating_sub(asked.is_some().into());
     }
@@ -233,7 +233,7 @@ impl LaneKernel {
         // First: one that is gone shows that it was up.
         self.forget_gone();
         let Some((at, since)) = self.next else { return Stage::Off };
-        let is_large = self.launches[at].shape.warps == WARPS;
+        let is_large = self.launches[at].grid.warps == WARPS;
         if self.launches[at].is_up() {
             self.launches.in_time();
             if is_large {
@@ -257,6 +257,11 @@ impl LaneKernel {
         self.next.is_some()
     }
 
+    /// Since when one is awaited that does not run yet.
+    pub fn awaited_since(&self) -> Option<Instant> {
+        self.next.filter(|(at, _)| !self.launches[*at].runs()).map(|(_, asked)| asked)
+    }
+
     /// Whether the one that comes next runs.
     pub fn has_next(&self) -> bool {
         self.next.is_some_and(|(at, _)| self.launches[at].runs())
@@ -264,7 +269,7 @@ impl LaneKernel {
 
     /// How many lanes the one that is ready has room for.
     pub fn room(&self) -> usize {
-        self.next.map_or(0, |(at, _)| self.launches[at].shape.room())
+        self.next.map_or(0, |(at, _)| self.launches[at].grid.room())
     }
 
     /// How many lanes the present one has.
@@ -278,7 +283,7 @@ impl LaneKernel {
         self.asked = asked;
         let slot = &self.launches[at];
         // Blocks without a lane end.
-        let Shape { blocks: launched, warps } = slot.shape;
+        let Grid { blocks: launched, warps } = slot.grid;
         let blocks = launched.min(lanes.len());
         slot.boards[blocks..launched].iter().for_each(|board| board.stop(slot.launches));
         let of_block = |block: usize| -> Vec<&LaneRecord> { lanes.iter().skip(block).step_by(blocks).collect() };

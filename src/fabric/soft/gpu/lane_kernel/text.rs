@@ -1,5 +1,6 @@
-//! The text of `lanes.ptx`, for queues of one kind: what it has of the others the driver's compiler leaves out. A thread has
-//! fewer registers then (187 to 213 instead of 232 on an H200), so that blocks find a place beside more kernels.
+//! The text of `lanes.ptx`, for queues of one kind: what it has of the others the driver's compiler leaves out. A
+//! thread has fewer registers then (187 to 213 instead of 232 on an H200), so that blocks find a place beside more
+//! kernels.
 
 use crate::fabric::lanes::Holds;
 use std::ffi::CString;
@@ -9,8 +10,8 @@ const TEXT: &str = include_str!("lanes.ptx");
 /// Where that is read.
 const IS_ENTRY: &str = "    vote.sync.any.pred is_entry, %p0, 0xffffffff;\n";
 const IS_BELL: &str = "    vote.sync.any.pred is_bell, %p0, 0xffffffff;\n";
-/// Registers of a thread at most, behind the threads of a block: as many as are free in a multiprocessor beside 1024 threads
-/// with 40. Of descriptors it would be a few too little.
+/// Registers of a thread at most, behind the threads of a block: as many as are free in a multiprocessor beside 1024
+/// threads with 40. Of descriptors it would be a few too little.
 const THREADS: &str = ".maxntid 256, 1, 1\n";
 const REGISTERS: &str = ".maxntid 256, 1, 1\n.maxnreg 192\n";
 

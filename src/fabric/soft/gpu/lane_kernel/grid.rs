@@ -3,11 +3,12 @@
 use super::board::ROOM;
 use crate::fabric::lanes::LANES;
 
-/// Warps of a block. Each looks at eight descriptors at once, and moves some 4 GB/s: who has many queues has much to move.
+/// Warps of a block. Each looks at eight descriptors at once, and moves some 4 GB/s: who has many queues has much to
+/// move.
 pub const WARPS: usize = 8;
-/// The same of small blocks. A multiprocessor has four parts with registers of their own. Beside an application's block of
-/// 1024 threads, which is eight warps a part, there is room for one warp of ours where that has up to 32 registers a thread
-/// (`lanes.ptx` has 187 for send entries: up to 40), and never for two.
+/// The same of small blocks. A multiprocessor has four parts with registers of their own. Beside an application's
+/// block of 1024 threads, which is eight warps a part, there is room for one warp of ours where that has up to 32
+/// registers a thread (`lanes.ptx` has 187 for send entries: up to 40), and never for two.
 pub const SMALL_WARPS: usize = 4;
 /// Blocks at most, as long as there is room for all lanes in so many: each may have eight times as many as warps. Every
 /// block takes a part of a multiprocessor from the application.
@@ -19,13 +20,13 @@ const OF_A_WARP: usize = 8;
 
 /// What a launch is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct Grid {
     pub blocks: usize,
     /// Of each.
     pub warps: usize,
 }
 
-impl Shape {
+impl Grid {
     /// For so many lanes. `is_small`: launches came late of late, and so a GPU on which all find a place at once may be
     /// rare.
     pub fn of(lanes: usize, is_small: bool) -> Self {
@@ -121,13 +122,13 @@ mod tests {
     #[test]
     fn a_launch_has_blocks_for_its_lanes() {
         let all = [0, 1, 8, 9, 32, 64, 65, 256, 512, 513, 1000, 9999];
-        let of = |is_small| all.map(|lanes| Shape::of(lanes, is_small));
-        assert_eq!(of(false).map(|shape| shape.blocks), [1, 1, 1, 2, 4, 8, 8, 8, 8, 9, 16, 16]);
-        assert!(of(false).iter().all(|shape| shape.warps == WARPS));
-        assert_eq!(of(true).map(|shape| shape.blocks), [1, 1, 2, 3, 8, 16, 16, 16, 16, 8, 8, 8]);
-        assert_eq!(of(true).map(|shape| shape.warps), [4, 4, 4, 4, 4, 4, 4, 4, 4, 8, 8, 8]);
-        for (lanes, shape) in all.iter().zip(of(false)).chain(all.iter().zip(of(true))) {
-            assert!(shape.room() >= *lanes.min(&512));
+        let of = |is_small| all.map(|lanes| Grid::of(lanes, is_small));
+        assert_eq!(of(false).map(|grid| grid.blocks), [1, 1, 1, 2, 4, 8, 8, 8, 8, 9, 16, 16]);
+        assert!(of(false).iter().all(|grid| grid.warps == WARPS));
+        assert_eq!(of(true).map(|grid| grid.blocks), [1, 1, 2, 3, 8, 16, 16, 16, 16, 8, 8, 8]);
+        assert_eq!(of(true).map(|grid| grid.warps), [4, 4, 4, 4, 4, 4, 4, 4, 4, 8, 8, 8]);
+        for (lanes, grid) in all.iter().zip(of(false)).chain(all.iter().zip(of(true))) {
+            assert!(grid.room() >= *lanes.min(&512));
         }
     }
 }
