@@ -186,6 +186,11 @@ impl Gather {
         matches!(self.phase, Phase::Open | Phase::Failing { .. })
     }
 
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.brought.len()
+    }
+
     /// A connection from `peer` is there.
     pub fn accepted(&mut self, conn: Conn, peer: SocketAddr, now: Instant) {
         self.links.insert(conn, Link { peer, bytes: Vec::new(), stage: Stage::Stranger(now) });
