@@ -131,8 +131,8 @@ impl<'a> Root<'a> {
     }
 
     /// The time is over. This thread may have been held up, and not have seen who came meanwhile; or there are more of
-    /// them than one look takes. Strangers keep it no longer than [`SETTLE`] or, on a busy host, than two looks for each
-    /// rank take: in that time a thread may have run for a moment only.
+    /// them than one look takes. Strangers keep it no longer than [`SETTLE`] or, on a busy host, than two looks for
+    /// each rank take: in that time a thread may have run for a moment only.
     fn take_what_is_there(&mut self, events: &mut [EpollEvent; EVENTS]) -> nix::Result<()> {
         let end = Instant::now() + SETTLE;
         let mut looks = 2 * self.gather.ranks();
