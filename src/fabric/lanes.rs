@@ -258,7 +258,7 @@ pub trait LaneServer: Send {
     /// Whether one was called that does not serve yet: there is no other before it does.
     fn is_awaited(&self) -> bool;
 
-    /// Since when one is awaited that does not run yet.
+    /// Since when one is awaited that waits for its place on the GPU.
     fn awaited_since(&self) -> Option<Instant>;
 
     /// Calls one for so many queues, unless one is awaited, or none can be had for now.

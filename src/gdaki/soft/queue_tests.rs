@@ -77,6 +77,31 @@ impl Shared {
     }
 }
 
+/// A window of 4096 bytes at 4 GiB, here and at the peer, and the key that entries name it by.
+struct Named {
+    keys: Arc<Keys>,
+    key: u64,
+    handle: *mut std::ffi::c_void,
+}
+
+impl Named {
+    fn new() -> Self {
+        let remote = vec![Remote { base: 1 << 32, len: 4096, rkey: 5 }].into();
+        let registration = Registration { lkey: 5, rkey: 5, guard: Box::new(()) };
+        let facts = WindowFacts { id: 1, base: 1 << 32, len: 4096, remote, registration };
+        let handle = handles::insert(Arc::new(Window::of(0, facts))).expect("a free handle");
+        let keys = Arc::new(Keys::default());
+        let key = u64::from(keys.add(handle as u64).expect("a key"));
+        Self { keys, key, handle }
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        handles::remove::<Window>(self.handle);
+    }
+}
+
 /// Device code that does not wait for a free slot: seen when the entry before it completes, and refused in its turn.
 #[test]
 fn a_slot_that_is_written_before_its_entry_is_complete_is_refused() {
@@ -333,12 +358,8 @@ fn what_may_have_arrived_is_taken_when_it_has_stood() {
 /// operations, so that a signal which is taken for one is refused.
 #[test]
 fn every_signal_goes_with_its_put() {
-    let remote = vec![Remote { base: 1 << 32, len: 4096, rkey: 5 }].into();
-    let registration = Registration { lkey: 5, rkey: 5, guard: Box::new(()) };
-    let facts = WindowFacts { id: 1, base: 1 << 32, len: 4096, remote, registration };
-    let handle = handles::insert(Arc::new(Window::of(0, facts))).expect("a free handle");
-    let keys = Arc::new(Keys::default());
-    let key = u64::from(keys.add(handle as u64).expect("a key"));
+    let window = Named::new();
+    let (keys, key) = (&window.keys, window.key);
     let put =
         Put { local: (1 << 32) + 128, lkey: 5, rkey: 5, remote: (1 << 32) + 64, len: 8, signal: None, more: false };
     for (first, value, waits) in [(0x12 << 32, 7, false), (0x12 << 32, u64::MAX, true), (0x0900_0015 << 32, 7, false)] {
@@ -369,7 +390,6 @@ fn every_signal_goes_with_its_put() {
         }
         assert_eq!(looks > 0, waits, "{first:x}");
     }
-    handles::remove::<Window>(handle);
 }
 
 /// What a device would carry out: entries that are rung, by whichever way, and where nobody has rung yet those that are
@@ -406,5 +426,7 @@ fn what_is_rung_is_counted_up_to_the_first_entry_that_is_not() {
     }
 }
 
+#[path = "queue/reading_tests.rs"]
+mod reading;
 #[path = "queue/served_tests.rs"]
 mod served;

@@ -215,7 +215,7 @@ impl Entry {
     /// Whether a dump is one of where nobody reads.
     fn dumps_nothing(&self) -> bool {
         let (len, at) = (u64::from(self.be32(DUMPED)), self.be64(DUMPED + 8));
-        self.key(DUMPED + 4) == SINK && len <= 8 && at <= 8 - len
+        self.key(DUMPED + 4) == SINK && (1..=8).contains(&len) && at <= 8 - len
     }
 
     fn copy(&self, record: &Record) -> Option<Data> {

@@ -74,7 +74,7 @@ impl Queue {
 
     /// A dump of some of the sink.
     pub fn dump(&mut self, random: &mut Random) -> Entry {
-        let (len, send) = (random.below(9), self.send(Kind::Dump, (0, 0), random));
+        let (len, send) = (1 + random.below(8), self.send(Kind::Dump, (0, 0), random));
         Entry::new(Send { len: len as u32, lkey: SINK, local: random.below(9 - len), ..send }.words(), None, None)
     }
 }

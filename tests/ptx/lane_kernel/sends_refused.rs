@@ -179,6 +179,7 @@ const DUMPS: &[(&str, Spoil)] = &[
     ("a dump of one segment", |s, _| s.segments = 1),
     ("a dump of three segments", |s, _| s.segments = 3),
     ("a dump of a window", |s, a| s.lkey = a.to.key()),
+    ("a dump of no bytes", |s, _| s.len = 0),
     ("a dump of 9 bytes", |s, _| s.len = 9),
     ("a dump of many bytes", |s, _| s.len = 1 << 24),
     ("a dump behind the sink", |s, _| s.local = 1),

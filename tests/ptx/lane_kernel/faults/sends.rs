@@ -158,7 +158,7 @@ pub const READ: &[Fault] = &[
     ("a dump is none", "    or.pred         is_nop, is_nop, is_dump;\n", "", serve_dumps),
     ("dumps of any key", "setp.eq.u32     q3, a3, 0x00010000;", ANY_DUMP, refusal!("a dump of a window")),
     ("dumps of any segments", "setp.eq.u32     q3, t0, 2;", ANY_DUMP, refusal!("a dump of three segments")),
-    ("dumps of any length", "setp.le.u32     q3, t2, 8;", ANY_DUMP, refusal!("a dump of many bytes")),
+    ("dumps of any length", "setp.lt.u32     q3, t2, 8;", ANY_DUMP, refusal!("a dump of many bytes")),
     ("dumps anywhere", "setp.le.u32     q3, t3, t2;", ANY_DUMP, refusal!("a dump behind the sink")),
     ("dumps far away", "setp.eq.u32     q3, a4, 0;", ANY_DUMP, refusal!("a dump far behind the sink")),
 ];

@@ -257,9 +257,12 @@ impl LaneKernel {
         self.next.is_some()
     }
 
-    /// Since when one is awaited that does not run yet.
+    /// Since when one is awaited that waits for its place on the GPU. Where the application's thread has not got
+    /// through to the driver with it, the present one would end for nothing.
     pub fn awaited_since(&self) -> Option<Instant> {
-        self.next.filter(|(at, _)| !self.launches[*at].runs()).map(|(_, asked)| asked)
+        let (at, asked) = self.next?;
+        let slot = &self.launches[at];
+        (!slot.is_up() && !slot.is_gone() && self.launches.has_driver(at)).then_some(asked)
     }
 
     /// Whether the one that comes next runs.

@@ -158,6 +158,11 @@ impl<S: Slot> Launches<S> {
         self.request.as_ref().is_some_and(|(_, request)| request.fate() == Fate::Taken)
     }
 
+    /// Whether the driver has the launch in a launch slot, so that it waits for its place on the GPU if for anything.
+    pub fn has_driver(&self, number: usize) -> bool {
+        self.request.as_ref().is_none_or(|(its, request)| *its != number || request.fate() == Fate::Launched)
+    }
+
     /// Whether the application's context is gone, and all launches with it.
     pub fn are_lost(&self) -> bool {
         self.app.check().is_err()
