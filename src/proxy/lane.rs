@@ -146,7 +146,7 @@ pub struct Lane<R> {
     under_way: u32,
     /// Of the newest operation.
     newest: Seq,
-    /// What a lane that is held waits for, so that nothing of it is on its way.
+    /// What a lane that is held waits for, or its first entry, so that nothing of it is on its way.
     fence: Option<Seq>,
     state: State,
     /// Visits since something completed.
@@ -425,6 +425,10 @@ impl<R: Ring> Lane<R> {
         while n < BATCH.min(self.ring.capacity()) {
             finishes.push(match self.ring.read(n, &mut batch.ops) {
                 Entry::Absent => break,
+                Entry::Fenced => {
+                    self.ring.fenced();
+                    break;
+                }
                 Entry::Op(finish) | Entry::Nothing(finish) | Entry::Flush(finish) => finish,
                 Entry::Joined | Entry::Nop | Entry::Ops(_) | Entry::Gets(_) | Entry::Refused(_) => Finish::NONE,
             });

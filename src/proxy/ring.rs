@@ -18,6 +18,9 @@ impl Finish {
 pub enum Entry {
     /// Nothing yet, or not all of it.
     Absent,
+    /// Something that has to wait until the peer has carried out what came before it, all of which is complete.
+    /// [`Ring::fenced`] says when that is so.
+    Fenced,
     /// An operation, which was appended to the batch.
     Op(Finish),
     /// So many operations, at least one, which were appended to the batch.
@@ -151,6 +154,9 @@ pub trait Ring: Send + 'static {
     fn is_full_of_unrung(&self) -> bool {
         false
     }
+
+    /// The peer has carried out all that is complete, so that an entry that was [`Entry::Fenced`] may go on.
+    fn fenced(&mut self) {}
 
     /// Why an entry that has begun to arrive is [`Entry::Absent`], for the log.
     fn why_absent(&self) -> String {

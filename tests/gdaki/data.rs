@@ -230,6 +230,28 @@ fn a_fenced_entry_comes_after_the_reads_before_it() {
     });
 }
 
+/// A read brings what the entries before it have written and added, by whatever way they go.
+#[test]
+fn a_read_brings_what_was_sent_before_it() {
+    for ask in ways() {
+        on_ranks(2, ask, |r, nic, src, dst| {
+            let (qp, sink) = (nic.qp(0, 1 - r.rank), (nic.view.sink, 0));
+            for round in 1..=200u64 {
+                src.set(611, round);
+                qp.post(&[
+                    value(dst.at(1), &round.to_le_bytes()),
+                    write(dst.at(100), src.at(100), 4096),
+                    add(dst.at(0), 1, sink),
+                ]);
+                let got = qp.post(&[read(dst.at(0), src.at(2), 16), read(dst.at(611), src.at(4), 8)]);
+                assert_eq!(qp.wait(got), Status::Good);
+                assert_eq!([2, 3, 4].map(|i| src.get(i)), [round; 3]);
+            }
+            assert!(!nic.has_error());
+        });
+    }
+}
+
 /// Device code that was compiled before there was free flow, told to ring so: it writes entries and rings nothing.
 #[test]
 fn entries_that_nobody_rings_are_found_by_their_arrival() {

@@ -107,6 +107,17 @@ fn terms() -> Terms {
     }
 }
 
+/// The first entry. What came before one that waits for its peer has been carried out there.
+fn read(queue: &mut SendQueue, ops: &mut Ops) -> Entry {
+    let entry = queue.read(0, ops);
+    if entry != Entry::Fenced {
+        return entry;
+    }
+    assert!(ops.is_empty());
+    queue.fenced();
+    queue.read(0, ops)
+}
+
 fn entries(mut input: &[u8]) {
     let (slots, completions) = ([const { AtomicU64::new(0) }; 8 * SLOTS], [const { AtomicU64::new(0) }; 8 * SLOTS]);
     let (words, record) = ([const { AtomicU64::new(0) }; SLOTS], AtomicU32::new(0));
@@ -141,11 +152,12 @@ fn entries(mut input: &[u8]) {
         words[if is_free { slot } else { 0 }].store(index + 1, Ordering::Relaxed);
         queue.begin();
         ops.clear();
-        let first = queue.read(0, &mut ops);
+        let first = read(&mut queue, &mut ops);
         ops.iter().for_each(judge);
         let n = match &first {
             // A wait, or what looks as if it had not all arrived.
             Entry::Absent => return,
+            Entry::Fenced => panic!("it was carried out"),
             Entry::Op(_) => 1,
             Entry::Ops(n) | Entry::Gets(n) => usize::from(*n),
             Entry::Nothing(_) | Entry::Nop | Entry::Joined | Entry::Flush(_) | Entry::Refused(_) => 0,

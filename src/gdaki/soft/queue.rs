@@ -88,6 +88,8 @@ pub struct SendQueue {
     /// One behind the newest entry that fetches something, and that changes something at the peer.
     fetches: u64,
     changes: u64,
+    /// One behind the newest entry that the peer is known to have carried out.
+    placed: u64,
     /// The entry that wrote the batch's last operation, if that may carry the signal of the entry behind it.
     writer: u64,
     early: Early,
@@ -132,6 +134,7 @@ impl SendQueue {
             overrun: NEVER,
             fetches: 0,
             changes: 0,
+            placed: 0,
             writer: NEVER,
             early: Early::default(),
             waits_for: None,
@@ -463,6 +466,10 @@ impl Ring for SendQueue {
 
     fn is_full_of_unrung(&self) -> bool {
         self.places.bell.handler != Ringing::FreeFlow && self.credited == self.producer && self.slots.is_full(self.next)
+    }
+
+    fn fenced(&mut self) {
+        self.placed = self.credited;
     }
 
     fn why_absent(&self) -> String {

@@ -33,7 +33,7 @@ impl<R: Ring> Lane<R> {
     ) -> Result<u32> {
         batch.clear();
         self.ring.begin();
-        let mut stop = None;
+        let (mut stop, mut is_fenced) = (None, false);
         let of_batch = if R::JOINS { 2 * BATCH } else { BATCH };
         for nth in 0..of_batch.min(self.ring.capacity()) {
             if nth > 0 && nth >= most && batch.would_suit_kernel() {
@@ -48,6 +48,10 @@ impl<R: Ring> Lane<R> {
             }
             match entry {
                 Entry::Absent => break,
+                Entry::Fenced => {
+                    is_fenced = nth == 0;
+                    break;
+                }
                 Entry::Joined => batch.add_joined(),
                 Entry::Op(finish) => batch.add(finish, true),
                 Entry::Nothing(finish) => batch.add(finish, false),
@@ -67,6 +71,10 @@ impl<R: Ring> Lane<R> {
         if most == 0 && batch.len() > 0 && batch.would_suit_kernel() {
             // One was read, to know what it is.
             batch.clear();
+            return Ok(0);
+        }
+        if is_fenced {
+            self.go_on_behind_fence(context);
             return Ok(0);
         }
         let mut taken = self.post_batch(context, common, batch)?;

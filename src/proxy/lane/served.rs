@@ -21,7 +21,28 @@ impl<R: Ring> Lane<R> {
     /// Takes entries again.
     pub fn release(&mut self) {
         if let State::Held | State::Served = self.state {
-            self.state = State::Open;
+            (self.state, self.fence) = (State::Open, None);
+        }
+    }
+
+    /// The first entry waits until the peer has carried out what came before it: asks, or looks whether it has.
+    #[cold]
+    pub(super) fn go_on_behind_fence<C: Context>(&mut self, context: &C) {
+        let is_over = match self.fence {
+            // What has failed shows when the entry is posted.
+            Some(fence) => context.test(self.peer, fence).unwrap_or(true),
+            None => match context.fence(self.peer) {
+                Ok(Flush::Done) | Err(_) => true,
+                Ok(Flush::Until(seq)) => {
+                    self.fence = Some(seq);
+                    false
+                }
+                Ok(Flush::NoRoom) => false,
+            },
+        };
+        if is_over {
+            self.fence = None;
+            self.ring.fenced();
         }
     }
 

@@ -124,8 +124,11 @@ impl<R: Ring> Lane<R> {
             _ if is_busy => {
                 format!("fabric {fabric} has not reported it complete: rank {peer}, or this GPU, takes nothing")
             }
-            _ if self.ring.read(0, &mut Ops::default()) == Entry::Absent => self.ring.why_absent(),
-            _ => format!("fabric {fabric} has no room for it: rank {peer}, or this GPU, takes nothing"),
+            _ => match self.ring.read(0, &mut Ops::default()) {
+                Entry::Absent => self.ring.why_absent(),
+                Entry::Fenced => format!("it waits until rank {peer} has carried out what came before it"),
+                _ => format!("fabric {fabric} has no room for it: rank {peer}, or this GPU, takes nothing"),
+            },
         };
         Some(format!(
             "context {context}, queue to rank {peer}, fabric {fabric}: the oldest entry of device code has been under \

@@ -131,7 +131,9 @@ impl SendQueue {
         match work {
             // It brings what was sent before it, and a fabric carries out what it has at the same time. What is
             // behind it was read when it had its turn before, and there was no room for it.
-            Request::Read(..) if self.changes <= index && self.changes > self.credited => return Ok(Entry::Absent),
+            Request::Read(..) if self.changes <= index && self.changes > self.placed => {
+                return Ok(if self.changes > self.credited { Entry::Absent } else { Entry::Fenced });
+            }
             Request::Write(..) | Request::WriteInline(..) | Request::Add { .. } | Request::Swap { .. } => {
                 self.changes = self.changes.max(index + 1);
             }

@@ -39,6 +39,8 @@ fn a_read_has_its_turn_once_what_was_sent_before_it_is_complete() {
     assert_eq!(queue.read(0, &mut ops), Entry::Absent, "it is under way");
     queue.credit(1);
     queue.begin();
+    assert_eq!(queue.read(0, &mut ops), Entry::Fenced, "it may be on its way to the peer's memory");
+    queue.fenced();
     assert_eq!(queue.read(0, &mut ops), Entry::Gets(1));
 }
 
