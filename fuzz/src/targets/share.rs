@@ -20,9 +20,9 @@ pub fn targets() -> Vec<Target> {
 const LEN: u64 = 1 << 20;
 
 fn all_offers() -> [Offer; 3] {
-    let place = Site::Gpu("0000:1b:00.0".into());
-    let segments = Offer::Segments { offset: 4096, sizes: vec![1 << 20; 11], place };
-    let host = Offer::Segments { offset: 0, sizes: vec![1 << 21], place: Site::Host };
+    let site = Site::Gpu("0000:1b:00.0".into());
+    let segments = Offer::Segments { offset: 4096, sizes: vec![1 << 20; 11], site };
+    let host = Offer::Segments { offset: 0, sizes: vec![1 << 21], site: Site::Host };
     [segments, host, Offer::Not("no handle type".into())]
 }
 

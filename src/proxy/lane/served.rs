@@ -1,6 +1,7 @@
 //! A lane that a kernel serves by itself: how it is handed over, and taken back.
 
 use super::{Common, Lane, State};
+use crate::error::Result;
 use crate::fabric::lanes::LaneView;
 use crate::fabric::{Context, Flush};
 use crate::proxy::ring::Ring;
@@ -28,17 +29,11 @@ impl<R: Ring> Lane<R> {
     /// The first entry waits until the peer has carried out what came before it: asks, or looks whether it has.
     #[cold]
     pub(super) fn go_on_behind_fence<C: Context>(&mut self, context: &C) {
-        let is_over = match self.fence {
-            // What has failed shows when the entry is posted.
-            Some(fence) => context.test(self.peer, fence).unwrap_or(true),
-            None => match context.fence(self.peer) {
-                Ok(Flush::Done) | Err(_) => true,
-                Ok(Flush::Until(seq)) => {
-                    self.fence = Some(seq);
-                    false
-                }
-                Ok(Flush::NoRoom) => false,
-            },
+        // What has failed shows when the entry is posted.
+        let is_over = match self.fence_once(context) {
+            Ok(Flush::Done) | Err(_) => true,
+            Ok(Flush::Until(seq)) => context.test(self.peer, seq).unwrap_or(true),
+            Ok(Flush::NoRoom) => false,
         };
         if is_over {
             self.fence = None;
@@ -59,16 +54,24 @@ impl<R: Ring> Lane<R> {
     /// Whether the peer has carried out all that is complete here: some of it may be on its way still, and a kernel
     /// would overtake it. Who asks again later does not do so for long: a lane is held for a while.
     fn is_in_place<C: Context>(&mut self, context: &C) -> bool {
-        let fence = match self.fence {
-            Some(fence) => fence,
-            None => match context.fence(self.peer) {
-                Ok(Flush::Done) => return true,
-                Ok(Flush::Until(seq)) => *self.fence.insert(seq),
-                // What has failed shows when something is posted.
-                Ok(Flush::NoRoom) | Err(_) => return false,
-            },
-        };
-        fence.is_done(Seq(context.completed(self.peer).load(Ordering::Acquire)))
+        match self.fence_once(context) {
+            Ok(Flush::Done) => true,
+            Ok(Flush::Until(seq)) => seq.is_done(Seq(context.completed(self.peer).load(Ordering::Acquire))),
+            // What has failed shows when something is posted.
+            Ok(Flush::NoRoom) | Err(_) => false,
+        }
+    }
+
+    /// Has the peer say when it has carried out all that is complete here, once until `fence` is forgotten.
+    fn fence_once<C: Context>(&mut self, context: &C) -> Result<Flush> {
+        if let Some(asked) = self.fence {
+            return Ok(Flush::Until(asked));
+        }
+        let asked = context.fence(self.peer)?;
+        if let Flush::Until(seq) = asked {
+            self.fence = Some(seq);
+        }
+        Ok(asked)
     }
 
     /// Whether a kernel could ever serve it, as far as is known now.

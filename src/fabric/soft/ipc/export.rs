@@ -18,12 +18,12 @@ impl Export {
     pub fn new(context: &Arc<Context>, window: u32, base: u64, len: u64) -> (Option<Self>, Offer) {
         match walk(context, base, len) {
             Ok((segments, offset, sizes)) => {
-                let place = match is_in_host_memory(&segments.iter().collect::<Vec<_>>()) {
+                let site = match is_in_host_memory(&segments.iter().collect::<Vec<_>>()) {
                     Ok(true) => Site::Host,
                     Ok(false) => Site::Gpu(context.cuda().pci_address(context.device()).unwrap_or_default()),
                     Err(why) => return (None, Offer::Not(why)),
                 };
-                (Some(Self { window, context: context.clone(), segments }), Offer::Segments { offset, sizes, place })
+                (Some(Self { window, context: context.clone(), segments }), Offer::Segments { offset, sizes, site })
             }
             Err(why) => (None, Offer::Not(why)),
         }

@@ -70,14 +70,14 @@ pub struct Fetch {
     pub window: u32,
     /// Where it is for the peer.
     extent: Extent,
-    place: Site,
+    site: Site,
     collected: Collected<Allocation>,
 }
 
 impl Fetch {
     /// Nothing is here yet.
-    pub fn new(rank: u32, window: u32, extent: Extent, (offset, sizes): (u64, Vec<u64>), place: Site) -> Self {
-        Self { rank, window, extent, place, collected: Collected::new(offset, sizes) }
+    pub fn new(rank: u32, window: u32, extent: Extent, (offset, sizes): (u64, Vec<u64>), site: Site) -> Self {
+        Self { rank, window, extent, site, collected: Collected::new(offset, sizes) }
     }
 
     /// The first segment that is missing.
@@ -99,11 +99,11 @@ impl Fetch {
         let _current = context.enter().map_err(said)?;
         let (parts, offset) = self.collected.complete().ok_or("something is missing")?;
         let segments: Vec<_> = parts.iter().map(|(segment, _)| segment).collect();
-        if is_in_host_memory(&segments)? != (self.place == Site::Host) {
+        if is_in_host_memory(&segments)? != (self.site == Site::Host) {
             return Err("it sent other memory than it offered".into());
         }
         let mapping = Mapped::new(context.cuda(), &parts, context.device()).map_err(said)?;
-        let (home, named, adds) = match &self.place {
+        let (home, named, adds) = match &self.site {
             Site::Host => (home::HOST, home::HOST, false),
             Site::Gpu(gpu) => {
                 let named = context.cuda().pointer(mapping.base()).map_err(said)?.device;

@@ -215,9 +215,9 @@ impl Share {
             match Offer::parse(message, remote.len).filter(|_| (number as usize) < WINDOW_BITS) {
                 None => self.tell(rank, "it sent a malformed offer"),
                 Some(Offer::Not(why)) => self.tell(rank, &why),
-                Some(Offer::Segments { offset, sizes, place }) => {
+                Some(Offer::Segments { offset, sizes, site }) => {
                     let extent = Extent { base: remote.base, len: remote.len };
-                    wanted.push(Fetch::new(rank, number, extent, (offset, sizes), place));
+                    wanted.push(Fetch::new(rank, number, extent, (offset, sizes), site));
                 }
             }
         }

@@ -33,7 +33,7 @@ pub enum Offer {
         /// Their sizes, bytes.
         sizes: Vec<u64>,
         /// Where they are.
-        place: Site,
+        site: Site,
     },
     /// Not at all.
     Not(String),
@@ -44,13 +44,13 @@ impl Offer {
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::new();
         match self {
-            Self::Segments { offset, sizes, place } => {
-                let kind = if let Site::Gpu(_) = place { SEGMENTS } else { HOST_SEGMENTS };
+            Self::Segments { offset, sizes, site } => {
+                let kind = if let Site::Gpu(_) = site { SEGMENTS } else { HOST_SEGMENTS };
                 w.u8(kind).u64(*offset).u32(sizes.len() as u32);
                 for &size in sizes {
                     w.u64(size);
                 }
-                if let Site::Gpu(gpu) = place {
+                if let Site::Gpu(gpu) = site {
                     w.bytes(cut(gpu));
                 }
             }
@@ -71,8 +71,8 @@ impl Offer {
                     return None;
                 }
                 let sizes = (0..n).map(|_| r.u64()).collect::<Option<Vec<_>>>()?;
-                let place = if kind == SEGMENTS { Site::Gpu(printable(r.bytes()?)) } else { Site::Host };
-                Self::Segments { offset, sizes, place }
+                let site = if kind == SEGMENTS { Site::Gpu(printable(r.bytes()?)) } else { Site::Host };
+                Self::Segments { offset, sizes, site }
             }
             NOT => Self::Not(printable(r.bytes()?)),
             _ => return None,
@@ -189,12 +189,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn segments(offset: u64, sizes: &[u64]) -> Offer {
-        Offer::Segments { offset, sizes: sizes.to_vec(), place: Site::Gpu("0000:1b:00.0".into()) }
+        Offer::Segments { offset, sizes: sizes.to_vec(), site: Site::Gpu("0000:1b:00.0".into()) }
     }
 
     #[test]
     fn offers_round_trip_and_cuts_are_refused() {
-        let host = Offer::Segments { offset: 0, sizes: vec![1 << 21], place: Site::Host };
+        let host = Offer::Segments { offset: 0, sizes: vec![1 << 21], site: Site::Host };
         let offers = [segments(4096, &[1 << 21, 1 << 22]), host, Offer::Not("no handle type".into())];
         for offer in offers {
             let message = offer.encode();

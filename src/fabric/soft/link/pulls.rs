@@ -76,8 +76,7 @@ impl Link {
         if self.route.way() != RouteKind::Near || queue.fence == tx.lane.last() && tx.lane.is_idle() {
             return Ok(Flush::Done);
         }
-        let is_idle = matches!(queue.state, LaneState::Idle | LaneState::Ready) && queue.tasks.is_empty();
-        let is_idle = is_idle && tx.lane.is_idle();
+        let is_idle = matches!(queue.state, LaneState::Idle) && queue.tasks.is_empty() && tx.lane.is_idle();
         let Some(mut port) = self.route.near().filter(|_| is_idle) else { return Ok(Flush::NoRoom) };
         let Some(number) = queue.pulls.ask(&mut port, tx.lane.context) else { return Ok(Flush::NoRoom) };
         let wake = port.inbox.publish();

@@ -49,11 +49,8 @@ impl Link {
             self.finish(&tx, &mut queue, seq);
         }
         let is_last = asked == 1;
-        queue.state = match is_last {
-            true if queue.tasks.is_empty() => LaneState::Idle,
-            true => LaneState::Ready,
-            false => LaneState::Asked(asked - 1),
-        };
+        queue.state = if is_last { LaneState::Ready } else { LaneState::Asked(asked - 1) };
+        queue.rest();
         let has_asked = self.ask_more(&tx, &mut queue);
         tx.release(queue);
         if is_last {

@@ -130,9 +130,7 @@ impl Link {
                 break;
             }
         }
-        if queue.tasks.is_empty() && matches!(queue.state, LaneState::Ready) {
-            queue.state = LaneState::Idle;
-        }
+        queue.rest();
         (queue, Turn::Over)
     }
 
@@ -319,9 +317,7 @@ impl Link {
             self.backlog.fetch_sub(1, Ordering::Relaxed);
             shared.tcp().post(Task { lane: tx.lane.clone(), seq: task.seq, work: task.work });
         }
-        if matches!(queue.state, LaneState::Ready) {
-            queue.state = LaneState::Idle;
-        }
+        queue.rest();
     }
 
     /// Whether the engine that moves what goes to this peer may count at an index of this rank's.

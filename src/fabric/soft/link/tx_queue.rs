@@ -80,6 +80,14 @@ impl LaneQueue {
         matches!(self.state, LaneState::Ready | LaneState::Failing(_)) || self.remote.wants_look()
     }
 
+    /// Nothing waits for a turn any more, unless an operation is left. Whoever takes out the last one says so: without
+    /// operations a lane may never have a turn again.
+    pub fn rest(&mut self) {
+        if self.tasks.is_empty() && matches!(self.state, LaneState::Ready) {
+            self.state = LaneState::Idle;
+        }
+    }
+
     /// The kernel's copy for the first operation is over.
     pub fn copied(&mut self) {
         match &mut self.state {
