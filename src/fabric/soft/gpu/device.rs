@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Bytes of pinned memory for data that comes from or goes to memory which is not pinned.
-pub const STAGING_BYTES: u64 = 4 << 20;
+pub const STAGING_BYTES: u64 = 12 << 20;
 /// The first bytes of the pinned memory: for each way, on a line of its own, which submission is done.
 const FLAG_AT: [usize; 2] = [0, 64];
 /// What the warm-up copies. Nothing else lies there: nobody waits for the warm-up, so it may come after what

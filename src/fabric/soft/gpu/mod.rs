@@ -385,7 +385,7 @@ impl Engine {
     /// Starts what can start and completes what is done, as the only one who does, and lets go. Returns whether
     /// something is under way; `None`: operations came meanwhile, which nobody may have seen.
     fn advance(&self, mut state: MutexGuard<'_, EngineState>) -> Option<bool> {
-        let under_way = state.advance(self.rank, &self.registry);
+        let under_way = state.advance(self.rank, &self.registry, |state| self.take(state));
         self.note(&state);
         if state.failure.is_some() {
             self.say_failed(&state);
@@ -401,11 +401,10 @@ impl Engine {
         for _ in 0..ROUNDS {
             // With the one in `advance`: whoever submits finds the lock free, or its holder sees it after letting go.
             fence(Ordering::SeqCst);
-            let Some(mut state) = self.state.try_lock() else {
+            let Some(state) = self.state.try_lock() else {
                 self.busy.fetch_add(1, Ordering::Relaxed);
                 return true;
             };
-            self.take(&mut state);
             if let Some(under_way) = self.advance(state) {
                 return under_way;
             }

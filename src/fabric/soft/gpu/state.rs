@@ -115,9 +115,11 @@ impl EngineState {
         self.device.as_ref().is_none_or(Device::is_idle) && self.handover.is_idle()
     }
 
-    /// Starts what can start and completes what is done. Returns whether something is under way.
-    pub fn advance(&mut self, rank: u32, registry: &Registry) -> bool {
+    /// Completes what is done, then has `take` queue what has come, and starts what can start: what came while a
+    /// submission was up goes with the next one. Returns whether something is under way.
+    pub fn advance(&mut self, rank: u32, registry: &Registry, take: impl FnOnce(&mut Self)) -> bool {
         let mut moved = self.complete(registry);
+        take(self);
         if let Some(failure) = self.failure.clone() {
             self.fail(failure);
         } else {
