@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 /// More than the staging memory takes: the rest waits for room there.
-const BYTES: usize = 12 << 20;
+const BYTES: usize = 20 << 20;
 const WORDS: usize = BYTES / 8;
 /// What a window has while it is registered, and when it is not any more.
 const BEFORE: u64 = 1;

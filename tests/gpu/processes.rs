@@ -337,7 +337,7 @@ fn pairs(fake: &Fake, place: &Place, memory: Memory) {
             body();
             place.barrier();
             // A rank's to itself stays on its GPU, where it goes in pieces.
-            let wanted = here * (n - 1 + size.div_ceil(256 << 10));
+            let wanted = here * (n - 1 + size.div_ceil(1 << 20));
             assert_eq!(fake.copies() - copies, wanted, "{memory:?}, {size} bytes: copies in a process");
             place.barrier();
         };
