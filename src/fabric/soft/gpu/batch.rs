@@ -19,16 +19,15 @@ const COPIES_FULL: usize = 256;
 /// Stores and additions after which a submission is full: one more operation (a value and its signal) still goes into
 /// the same driver call.
 const OPS_FULL: usize = MEM_OPS_MAX - 2;
-/// Bytes of one piece through staging memory, or of one piece that the CPU copies.
-const PIECE: u64 = 1 << 20;
-/// Bytes of one piece by way of the staging memory from one place of the GPU to another. All pieces of a submission are
-/// in the staging memory before the first comes back, so shorter ones gain nothing, and each costs two copies: 4 MiB
-/// took 234 µs in pieces of 256 KiB, 191 in pieces of this size, 185 in pieces of 2 MiB (H200).
-pub const NEAR_PIECE: u64 = 1 << 20;
+/// Bytes of one piece through staging memory, or of one piece that the CPU copies. From one place of the GPU to another
+/// all pieces of a submission are in the staging memory before the first comes back, so shorter ones gain nothing, and
+/// each costs two copies: 4 MiB took 234 µs in pieces of 256 KiB, 191 in pieces of this size, 185 in pieces of 2 MiB
+/// (H200).
+pub const PIECE: u64 = 1 << 20;
 /// Room for whatever else a submission takes: what copies are short of multiples of 64, and stores by copies.
 const NEAR_BESIDE: u64 = 64 << 10;
 /// Bytes of a submission that go that way: two submissions may be in flight.
-const NEAR_FULL: u64 = super::device::STAGING_BYTES / 2 - NEAR_PIECE - NEAR_BESIDE;
+const NEAR_FULL: u64 = super::device::STAGING_BYTES / 2 - PIECE - NEAR_BESIDE;
 /// How far back a signal looks for its last store: some contexts take turns.
 const LOOK_BACK: usize = 16;
 
@@ -194,7 +193,6 @@ impl NextSubmission {
         let piece = piece_of(left, PIECE);
         match (rest_of(op, s.is_near(op)).mover(), from, to) {
             (Mover::PinnedMemory, End::Gpu(from), End::Gpu(to)) => {
-                let piece = piece_of(left, NEAR_PIECE);
                 if self.near_bytes + piece > NEAR_FULL || !self.leaves_room(s, piece) {
                     return Ok(false);
                 }
@@ -238,7 +236,7 @@ impl NextSubmission {
 
     /// Whether the staging memory has room for `n` bytes beside the copies within the GPU, which take theirs last.
     fn leaves_room(&self, s: &EngineState, n: u64) -> bool {
-        s.staging.has_room(self.near_bytes + n + NEAR_BESIDE, n.max(NEAR_PIECE))
+        s.staging.has_room(self.near_bytes + n + NEAR_BESIDE, n.max(PIECE))
     }
 
     /// Its stores, and `more`.

@@ -1,6 +1,6 @@
 //! From a batch to a submission: which of the GPU's engines does what, and the driver's calls.
 
-use super::batch::{add_large, piece_of, BatchStep, NextSubmission, NEAR_PIECE};
+use super::batch::{add_large, piece_of, BatchStep, NextSubmission, PIECE};
 use super::deferred::Copy;
 use super::device::{CopyWay, Load};
 use super::in_flight::{StoreTime, Submission};
@@ -37,7 +37,7 @@ impl EngineState {
         for (to, from, bytes) in near.iter() {
             let (bytes, mut at) = (bytes as u64, 0);
             while at < bytes {
-                let n = piece_of(bytes - at, NEAR_PIECE);
+                let n = piece_of(bytes - at, PIECE);
                 match self.staging.take(n) {
                     Some(offset) => {
                         away.push(device.staging(offset), from + at, n as usize);
