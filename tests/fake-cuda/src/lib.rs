@@ -475,5 +475,15 @@ pub unsafe extern "C" fn fake_calls(name: *const c_char) -> u64 {
 /// How many violations there were; they are printed as they happen.
 #[no_mangle]
 pub extern "C" fn fake_violations() -> usize {
-    world().violations()
+    world().violations().len()
+}
+
+/// The words of the violation with this number: so many bytes of them, up to `room`.
+#[no_mangle]
+pub unsafe extern "C" fn fake_violation(number: usize, into: *mut u8, room: usize) -> usize {
+    let mut world = world();
+    let words = world.violations().get(number).map_or("", |words| words);
+    let n = words.len().min(room);
+    unsafe { into.copy_from_nonoverlapping(words.as_ptr(), n) };
+    n
 }

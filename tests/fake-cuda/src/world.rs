@@ -33,7 +33,7 @@ struct Inner {
     copies: usize,
     stores: usize,
     slices: usize,
-    violations: usize,
+    violations: Vec<String>,
     can_add: bool,
     delay_us: u64,
     call_ns: u64,
@@ -100,11 +100,11 @@ impl World {
 
     pub fn violation(&mut self, what: &str) {
         eprintln!("fake CUDA driver: violation: {what}");
-        self.inner().violations += 1;
+        self.inner().violations.push(what.to_owned());
     }
 
-    pub fn violations(&mut self) -> usize {
-        self.inner().violations
+    pub fn violations(&mut self) -> &[String] {
+        &self.inner().violations
     }
 
     pub fn kernel(&mut self, change: c_int) {
