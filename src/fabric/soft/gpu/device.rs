@@ -280,13 +280,17 @@ impl Device {
     }
 
     /// Ends it. `idle`: all submissions are done; otherwise everything is left to the process, because the GPU may
-    /// still write. Waits for the warm-up of a stream that was never used.
+    /// still write. So it is where a stream has failed: how far its work has come, also the warm-up of a stream that
+    /// was never used, nobody knows. Waits for the warm-up.
     pub fn close(mut self, idle: bool) {
         if !idle || !until(Instant::now() + DRAIN_WITHIN, || self.is_idle()) {
             return;
         }
         // A context that is gone has taken all of its own with it.
         if let Ok(_current) = self.home.enter() {
+            if self.check_streams().is_err() {
+                return;
+            }
             // SAFETY: dropped once: `self` is consumed and has no drop of its own. Nothing is in flight.
             unsafe { ManuallyDrop::drop(&mut self.machine) };
         }
