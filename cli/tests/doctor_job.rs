@@ -104,6 +104,8 @@ fn send(pid: i32, signal: i32) {
 #[test]
 fn a_job_that_is_interrupted_is_reported_and_leaves_nothing() {
     let folder: PathBuf = std::env::temp_dir().join(format!("oxygin-doctor-keys-{}", std::process::id()));
+    // Of a process that had the same number.
+    let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).expect("a temporary folder");
     // What a job of a process with the same number has left, as in a container, where it is 1 each time.
     let script = "mkdir $TMPDIR/oxygin-job-$$; exec \"$0\" doctor --job sh -c \"$1\"";

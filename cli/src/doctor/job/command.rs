@@ -38,15 +38,18 @@ pub fn run(mut command: Command, signals: &mut Signals) -> io::Result<Ended> {
     loop {
         let is_over = !reap(root, &mut status);
         // What a job leaves behind by itself goes on.
-        if is_over || status.is_some() && asked.is_none() {
-            break;
-        }
+        let has_ended = is_over || status.is_some() && asked.is_none();
         let left = asked.map(|(_, since)| ENDS_WITHIN.saturating_sub(since.elapsed()));
-        if left == Some(Duration::ZERO) {
+        if left == Some(Duration::ZERO) && !has_ended {
             end_the_rest(root, &mut status);
             break;
         }
-        let Some(event) = signals.next(left)?.filter(|e| e.signal != Signal::SIGCHLD) else { continue };
+        // What has ended the job may wait here for this program as well.
+        let event = match signals.next(if has_ended { Some(Duration::ZERO) } else { left })? {
+            None if has_ended => break,
+            Some(event) if event.signal != Signal::SIGCHLD => event,
+            _ => continue,
+        };
         asked.get_or_insert((event.signal, Instant::now()));
         if !event.is_of_terminal {
             // As a terminal and scancel do it: to all of them. A shell hands nothing on to what it waits for.
