@@ -239,27 +239,37 @@ fn many_copies_within_the_gpu_wait_for_no_processors() {
     fake.check();
 }
 
-/// Copies within the GPU that are too large for the way by host memory wait for a time slice, no longer.
+/// Copies within the GPU that are left to its processors wait for a time slice, no longer. Once one has waited others
+/// go by host memory for a while, unless they are still larger.
 #[test]
-fn a_very_large_copy_within_the_gpu() {
+fn very_large_copies_within_the_gpu() {
     let fake = Fake::take();
-    let n = 33 << 20;
+    fake.set_issue("kernel=0");
+    const MOST: usize = 64 << 20;
     job(2, 1, |r| {
         let _context = fake.enter(0);
-        let memory = Mem::on_gpu(&fake, r, 0, n);
+        let memory = Mem::on_gpu(&fake, r, 0, MOST);
         let sig = fake.signals(r, 0, 1, Signals::NeverReset.set_up(&fake));
-        memory.bytes(0, n).fill(r.rank as u8 + 1);
         r.job.barrier.wait();
-        fake.block(0, true);
         if r.rank == 0 {
-            r.wait(r.put(0, (memory.window(), 0), n, (memory.window(), 0), 1, Some((sig.as_window(), 0, 1))));
-        } else {
-            sig.wait(r, 0, 1);
-            assert!(memory.bytes(0, n).iter().all(|&b| b == 1));
+            fake.rest();
+            fake.block(0, true);
+        }
+        // The first signal waits for a time slice, too.
+        for (i, (n, slices)) in [(33 << 20, 2), (33 << 20, 0), (MOST, 1)].into_iter().enumerate() {
+            if r.rank == 0 {
+                memory.bytes(0, n).fill(i as u8 + 1);
+                let before = fake.slices();
+                r.wait(r.put(0, (memory.window(), 0), n, (memory.window(), 0), 1, Some((sig.as_window(), 0, 1))));
+                assert_eq!(fake.slices() - before, slices, "put {i}");
+            } else {
+                sig.wait(r, 0, i as u64 + 1);
+                assert!(memory.bytes(0, n).iter().all(|&b| b == i as u8 + 1), "put {i}");
+            }
+            r.job.barrier.wait();
         }
     });
     fake.block(0, false);
-    wait_until("launches that were left have ended", || fake.launched() == 0);
     fake.check();
 }
 

@@ -209,8 +209,8 @@ fn closing_leaves_to_a_late_launch_what_it_needs() {
         let [loaded, unloaded, destroyed] = std::array::from_fn(|i| after[i] - before[i]);
         let left = u64::from(!gets_turn);
         assert_eq!((loaded, unloaded), (2, 2 - left), "its turn: {gets_turn}");
-        // Two of each engine's own, and one to ask for errors.
-        assert_eq!(destroyed, 2 * 3 + FIRST - left, "its turn: {gets_turn}");
+        // Three of each engine's own, and one to ask for errors.
+        assert_eq!(destroyed, 2 * 4 + FIRST - left, "its turn: {gets_turn}");
         assert_eq!(fake.launched() as u64, left);
         fake.hold_launches(0);
         wait_until("it has ended", || fake.launched() == 0);

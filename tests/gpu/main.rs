@@ -30,6 +30,7 @@ mod lanes_sets;
 mod lanes_windows;
 mod left_sets;
 mod local;
+mod near;
 mod processes;
 mod processes_ends;
 mod processes_host;

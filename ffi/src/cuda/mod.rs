@@ -7,6 +7,7 @@
 
 mod calls;
 mod dmabuf;
+mod event;
 mod group;
 mod io;
 mod kernel;
@@ -21,6 +22,7 @@ mod types;
 
 pub use calls::{under_way, Call};
 pub use dmabuf::*;
+pub use event::Event;
 pub use io::*;
 pub use kernel::{CUfunction, CUmodule, Kernel};
 pub use managed::{Managed, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS};

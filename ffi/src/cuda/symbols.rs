@@ -127,6 +127,14 @@ driver! {
     stream_destroy: c"cuStreamDestroy_v2" fn(CUstream);
     /// Whether its work is done, or failed.
     stream_query: c"cuStreamQuery" fn(CUstream);
+    /// Makes an event.
+    event_create: c"cuEventCreate" fn(*mut CUevent, c_uint);
+    /// Ends it; what waits for it goes on to do so.
+    event_destroy: c"cuEventDestroy_v2" fn(CUevent);
+    /// Has it stand for what a stream has been given so far.
+    event_record: c"cuEventRecord" fn(CUevent, CUstream);
+    /// What comes on a stream waits for what an event stands for now.
+    stream_wait: c"cuStreamWaitEvent" fn(CUstream, CUevent, c_uint);
     /// A copy between any two addresses.
     copy: c"cuMemcpyAsync" fn(CUdeviceptr, CUdeviceptr, usize, CUstream);
     /// A copy of rows.

@@ -14,6 +14,8 @@ pub type CUdevice = c_int;
 pub type CUcontext = *mut c_void;
 /// A stream.
 pub type CUstream = *mut c_void;
+/// An event.
+pub type CUevent = *mut c_void;
 
 /// `CUDA_SUCCESS`.
 pub const CUDA_SUCCESS: CUresult = 0;
@@ -24,6 +26,8 @@ pub const CUDA_ERROR_NOT_READY: CUresult = 600;
 
 /// `CU_STREAM_NON_BLOCKING`: no implicit order with the legacy stream.
 pub const CU_STREAM_NON_BLOCKING: c_uint = 1;
+/// `CU_EVENT_DISABLE_TIMING`: an event that takes no times, which is quicker.
+pub const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 /// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context.
 pub const CU_MEMHOSTALLOC_PORTABLE: c_uint = 1;
 /// `CU_MEMHOSTALLOC_DEVICEMAP`: GPUs may read and write it.

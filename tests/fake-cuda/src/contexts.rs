@@ -1,7 +1,7 @@
 //! Contexts that the code under test makes for itself, beside each device's primary one, and device memory in them.
 
 use crate::world::{current, device_of, world, INVALID_CONTEXT, POP, PUSH};
-use crate::{blocking, call, devices, give, in_context, stream};
+use crate::{blocking, call, devices, event, give, in_context, stream};
 use oxygin_ffi::cuda::*;
 use std::ffi::c_uint;
 
@@ -36,9 +36,11 @@ pub unsafe extern "C" fn cuCtxDestroy_v2(context: CUcontext) -> CUresult {
         world().violation("cuCtxDestroy of a context that was not created, or is destroyed");
         return INVALID_CONTEXT;
     }
-    let (streams, memory) = (stream::live_in(context), world().memory_in(context));
-    if streams + memory > 0 {
-        world().violation(&format!("cuCtxDestroy with {streams} streams and {memory} pieces of memory in it"));
+    let (streams, events) = (stream::live_in(context), event::live_in(context));
+    let memory = world().memory_in(context);
+    if streams + events + memory > 0 {
+        let what = format!("{streams} streams, {events} events and {memory} pieces of memory");
+        world().violation(&format!("cuCtxDestroy with {what} in it"));
     }
     if current() == context {
         POP();

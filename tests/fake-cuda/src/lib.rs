@@ -16,6 +16,7 @@ mod copies;
 mod copy_kernel;
 mod devices;
 mod dmabuf;
+mod event;
 mod kernel;
 mod lane_counts;
 mod lane_effect;

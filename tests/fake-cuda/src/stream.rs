@@ -42,6 +42,8 @@ pub enum Work {
     Copies(Vec<Copy>),
     Ops(Vec<MemOp>),
     Kernel(Launch),
+    /// For what another stream had been given at some moment.
+    Wait(Mark),
 }
 
 impl Work {
@@ -50,7 +52,25 @@ impl Work {
         match self {
             Self::Copies(all) => all.iter().any(copies::is_computed),
             Self::Ops(_) | Self::Kernel(_) => true,
+            Self::Wait(_) => false,
         }
+    }
+}
+
+/// What a stream had been given at some moment.
+#[derive(Clone)]
+pub struct Mark {
+    of: Arc<Progress>,
+    pieces: usize,
+}
+
+impl Mark {
+    /// Waits until that is done. What fails fails those who wait for it.
+    fn wait(&self) -> CUresult {
+        while self.of.done.load(Ordering::Acquire) < self.pieces {
+            std::thread::sleep(LOOK);
+        }
+        self.of.error.load(Ordering::Acquire)
     }
 }
 
@@ -125,6 +145,9 @@ struct Progress {
     /// It waits, or did until a moment ago, for `fake_block` to end; its next piece of work has drawn its fault.
     waits: AtomicBool,
     unfinished: AtomicUsize,
+    /// Pieces of work that it was ever given, and has done.
+    given: AtomicUsize,
+    done: AtomicUsize,
     /// Pieces of work that are not done; a kernel counts until it has drawn its fault, because what it does by and by
     /// is not known.
     undrawn: AtomicUsize,
@@ -134,6 +157,15 @@ struct Progress {
 impl Progress {
     fn stands(&self) -> bool {
         self.waits.load(Ordering::Acquire) && world().is_blocked(device_of(self.context))
+    }
+
+    /// A piece of work is done, and has left its error.
+    fn end_piece(&self, is_drawn: bool) {
+        self.done.fetch_add(1, Ordering::AcqRel);
+        self.unfinished.fetch_sub(1, Ordering::AcqRel);
+        if !is_drawn {
+            self.undrawn.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 
     /// Waits until the GPU's processors are there.
@@ -169,6 +201,8 @@ impl FakeStream {
             is_ended: AtomicBool::new(false),
             waits: AtomicBool::new(false),
             unfinished: AtomicUsize::new(0),
+            given: AtomicUsize::new(0),
+            done: AtomicUsize::new(0),
             undrawn: AtomicUsize::new(0),
             error: AtomicI32::new(CUDA_SUCCESS),
         });
@@ -177,10 +211,11 @@ impl FakeStream {
         std::thread::spawn(move || {
             for Queued { work, since, is_computed } in work {
                 let is_kernel = matches!(work, Work::Kernel(_));
+                let waits = matches!(work, Work::Wait(_));
                 if own.error.load(Ordering::Acquire) == CUDA_SUCCESS {
                     // One statement each: a guard lives to the end of its statement.
                     let delay = world().delay_us();
-                    let mut code = world().injected("gpu");
+                    let mut code = if waits { CUDA_SUCCESS } else { world().injected("gpu") };
                     if is_kernel {
                         own.undrawn.fetch_sub(1, Ordering::AcqRel);
                     }
@@ -192,7 +227,7 @@ impl FakeStream {
                         while Instant::now() < end {
                             std::hint::spin_loop();
                         }
-                    } else {
+                    } else if !waits {
                         std::thread::sleep(Duration::from_micros(delay));
                     }
                     if let Work::Copies(copies) = &work {
@@ -224,10 +259,7 @@ impl FakeStream {
                         own.undrawn.fetch_sub(1, Ordering::AcqRel);
                     }
                 }
-                own.unfinished.fetch_sub(1, Ordering::AcqRel);
-                if !is_kernel {
-                    own.undrawn.fetch_sub(1, Ordering::AcqRel);
-                }
+                own.end_piece(is_kernel);
             }
             streams().retain(|s| !Arc::ptr_eq(s, &own));
         });
@@ -259,6 +291,7 @@ impl FakeStream {
             return error;
         }
         self.progress.unfinished.fetch_add(1, Ordering::AcqRel);
+        self.progress.given.fetch_add(1, Ordering::AcqRel);
         self.progress.undrawn.fetch_add(1, Ordering::AcqRel);
         let queued = Queued { is_computed: work.is_computed(), work, since: Instant::now() };
         match self.queue.lock().map(|q| q.as_ref().is_some_and(|q| q.send(queued).is_ok())) {
@@ -268,6 +301,11 @@ impl FakeStream {
                 ILLEGAL_ADDRESS
             }
         }
+    }
+
+    /// What it has been given by now.
+    pub fn mark(&self) -> Mark {
+        Mark { of: self.progress.clone(), pieces: self.progress.given.load(Ordering::Acquire) }
     }
 
     pub fn query(&self) -> CUresult {
@@ -329,6 +367,7 @@ fn run(work: Work) -> CUresult {
             }
         }
         Work::Kernel(launch) => return kernel::run(&launch),
+        Work::Wait(mark) => return mark.wait(),
         Work::Ops(ops) => {
             world().count_stores(ops.len());
             for op in ops {

@@ -26,8 +26,8 @@ const OPS_FULL: usize = MEM_OPS_MAX - 2;
 pub const PIECE: u64 = 1 << 20;
 /// Room for whatever else a submission takes: what copies are short of multiples of 64, and stores by copies.
 const NEAR_BESIDE: u64 = 64 << 10;
-/// Bytes of a submission that go that way: two submissions may be in flight.
-const NEAR_FULL: u64 = super::device::STAGING_BYTES / 2 - PIECE - NEAR_BESIDE;
+/// Bytes of a submission that go that way: two submissions may be in flight, and the end of the ring may stay empty.
+const NEAR_FULL: u64 = (super::device::STAGING_BYTES - PIECE) / 2 - NEAR_BESIDE;
 /// How far back a signal looks for its last store: some contexts take turns.
 const LOOK_BACK: usize = 16;
 
@@ -58,6 +58,8 @@ pub struct NextSubmission {
     /// From the GPU's memory to the same GPU's memory. Copy engines do that by way of pinned memory only.
     pub near: Coalesced,
     near_bytes: u64,
+    /// So many of them, at the front, continue an operation that an earlier submission began.
+    near_begun: u64,
     /// From pinned memory to GPU memory.
     pub into: Copies,
     pub ops: Vec<MemOp>,
@@ -139,6 +141,16 @@ impl NextSubmission {
         self.away.copies.len() + self.near.copies.len() + self.into.len()
     }
 
+    /// Bytes that it copies within the GPU.
+    pub fn near_bytes(&self) -> u64 {
+        self.near_bytes
+    }
+
+    /// How many of them, at the front, continue an operation that an earlier submission began.
+    pub fn near_begun(&self) -> u64 {
+        self.near_begun
+    }
+
     /// Whether the submission is as large as it should get.
     pub fn is_full(&self) -> bool {
         self.copies() >= COPIES_FULL || self.ops.len() >= OPS_FULL
@@ -149,7 +161,7 @@ impl NextSubmission {
         self.away.clear();
         self.near.clear();
         self.into.clear();
-        (self.near_bytes, self.needs_ops) = (0, false);
+        (self.near_bytes, self.near_begun, self.needs_ops) = (0, 0, false);
         self.ops.clear();
         self.tags.clear();
         self.joined.clear();
@@ -171,8 +183,13 @@ impl NextSubmission {
             return Ok(BatchStep::Later { progress: self.has_work() });
         }
         let before = op.done;
+        let continues = before > 0 && self.near_bytes == 0;
         while op.done < op.len {
-            if !self.add_data(s, registry, op)? {
+            let goes_on = self.add_data(s, registry, op)?;
+            if continues {
+                self.near_begun = self.near_bytes;
+            }
+            if !goes_on {
                 return Ok(BatchStep::Later { progress: op.done > before || self.has_work() });
             }
         }

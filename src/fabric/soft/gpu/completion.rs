@@ -23,10 +23,10 @@ impl EngineState {
                 }
                 submission.finished.drain(..).for_each(Owner::complete);
                 self.staging.give_back(submission.staged);
-                if submission.stores.take().is_some_and(|s| s.are_late()) {
+                if submission.by_processors.take().is_some_and(|s| s.is_late()) {
                     self.store_by_copy = STORES_BY_COPY;
                 }
-                if let Some(behind) = self.small.submissions.front_mut().and_then(|f| f.stores.as_mut()) {
+                if let Some(behind) = self.small.submissions.front_mut().and_then(|f| f.by_processors.as_mut()) {
                     behind.since = Instant::now();
                 }
                 if let Some(sample) = submission.sample.take() {
@@ -39,7 +39,14 @@ impl EngineState {
         if !self.bulk.is_empty() {
             let flag = device.flag(CopyWay::Bulk);
             let before = self.bulk.done;
-            while self.bulk.pop_done(flag).is_some() {}
+            while let Some(submission) = self.bulk.pop_done(flag) {
+                if submission.by_processors.is_some_and(|s| s.is_late()) {
+                    self.processors_late = Some(Instant::now());
+                }
+                if let Some(behind) = self.bulk.submissions.front_mut().and_then(|f| f.by_processors.as_mut()) {
+                    behind.since = Instant::now();
+                }
+            }
             if self.bulk.done > before {
                 moved = true;
                 self.queue.release(self.bulk.done);

@@ -1,6 +1,7 @@
 //! One rank's streams and pinned memory on its GPU.
 
 use super::app::AppThread;
+use super::near::{NearGroups, NearStream};
 use super::private_context::{forget, private_context, PRIVATE_CONTEXT_MIB};
 use super::windows::READ_AT_ONCE;
 use super::DRAIN_WITHIN;
@@ -36,10 +37,20 @@ pub enum CopyWay {
     Bulk = 1,
 }
 
+/// Which streams a rank has.
+pub struct Streams {
+    /// One for each of the first so many of [`CopyWay`].
+    pub ways: usize,
+    /// One more for copies within the GPU, in a private context.
+    pub near: bool,
+}
+
 /// What a submission does, in this order.
 pub struct Load<'a> {
     /// Copies from GPU memory, to other GPU memory or to pinned memory.
     pub copies: &'a Copies,
+    /// Copies within the GPU by a stream of their own and this one.
+    pub near: Option<&'a NearGroups>,
     /// Copies from pinned memory to GPU memory.
     pub into: &'a Copies,
     /// Stores and additions.
@@ -50,8 +61,17 @@ pub struct Load<'a> {
 struct Machine {
     /// By way; the second one only where bulk copies have a stream of their own.
     streams: Vec<Stream>,
+    /// In a private context, for those that copy within the GPU.
+    near: Option<NearStream>,
     pinned: Pinned,
     numbers: Words,
+}
+
+impl Machine {
+    /// All streams.
+    fn all(&self) -> impl Iterator<Item = &Stream> {
+        self.streams.iter().chain(self.near.iter().map(NearStream::stream))
+    }
 }
 
 /// Streams for one rank, and pinned memory beside it.
@@ -74,12 +94,12 @@ impl Device {
     /// Makes all of it. Set-up only: allocations may wait for kernels.
     pub fn open(app: &Arc<AppThread>, tuning: &GpuIssue) -> Result<Self, CudaError> {
         let ways = if tuning.bulk > 0 { 2 } else { 1 };
-        Self::open_with(app, tuning.own, ways, STAGING_BYTES)
+        Self::open_with(app, tuning.own, Streams { ways, near: true }, STAGING_BYTES)
     }
 
-    /// The same with so many streams, and so many bytes of staging memory, at least those of the table of numbers;
-    /// `own`: in a private context, if the driver makes one.
-    pub fn open_with(app: &Arc<AppThread>, own: bool, ways: usize, staging_bytes: u64) -> Result<Self, CudaError> {
+    /// The same with such streams, and so many bytes of staging memory, at least those of the table of numbers; `own`:
+    /// in a private context, if the driver makes one.
+    pub fn open_with(app: &Arc<AppThread>, own: bool, has: Streams, staging_bytes: u64) -> Result<Self, CudaError> {
         let context = app.context();
         let cuda = context.cuda().clone();
         let home = match own.then(|| private_context(&cuda, context.device())) {
@@ -98,9 +118,11 @@ impl Device {
         };
         let machine = {
             let _current = home.enter()?;
-            let streams = (0..ways).map(|_| Stream::create(&cuda)).collect::<Result<_, _>>()?;
+            let streams = (0..has.ways).map(|_| Stream::create(&cuda)).collect::<Result<_, _>>()?;
+            let is_private = !Arc::ptr_eq(context, &home);
+            let near = (has.near && is_private).then(|| NearStream::create(&cuda)).transpose()?;
             let pinned = Pinned::alloc(&cuda, STAGING_AT + staging_bytes as usize)?;
-            Machine { streams, pinned, numbers: Words::alloc(&cuda, NUMBERS as usize * 8)? }
+            Machine { streams, near, pinned, numbers: Words::alloc(&cuda, NUMBERS as usize * 8)? }
         };
         let can_add = context.has_stream_add();
         let device = Self {
@@ -160,7 +182,17 @@ impl Device {
                 stream.mem_ops(&mut [MemOp::write64(at(4), 0)])?;
             }
         }
-        Ok(())
+        let Some(near) = &self.machine.near else { return Ok(()) };
+        let (numbers, by) = (self.machine.numbers.at(), self.machine.pinned.device() + WARM_UP_AT);
+        let mut groups = NearGroups::default();
+        groups.push(numbers + 8, numbers + 8, 8, by + 5 * 64);
+        // SAFETY: as above.
+        unsafe { near.start(&self.machine.streams[0], &groups) }
+    }
+
+    /// Whether copies within the GPU have a stream.
+    pub fn has_near_stream(&self) -> bool {
+        self.machine.near.is_some()
     }
 
     /// Who makes calls in the application's context.
@@ -194,6 +226,9 @@ impl Device {
             // SAFETY: passed on; flag and number are our own.
             unsafe {
                 stream.copy(load.copies)?;
+                if let (Some(near), Some(groups)) = (&m.near, load.near) {
+                    near.start(stream, groups)?;
+                }
                 stream.copy_in(load.into)?;
                 stream.mem_ops(load.ops)?;
                 stream.copy_one(m.pinned.device() + FLAG_AT[at] as u64, m.numbers.at() + number % NUMBERS * 8, 8)
@@ -219,14 +254,14 @@ impl Device {
     /// The same of the streams. Others that come are not to have a context of ours that has failed.
     pub fn check_streams(&self) -> Result<(), CudaError> {
         let current = self.home.enter();
-        let checked = current.and_then(|_current| self.machine.streams.iter().try_for_each(|s| s.is_done().map(drop)));
+        let checked = current.and_then(|_current| self.machine.all().try_for_each(|s| s.is_done().map(drop)));
         checked.inspect_err(|_| forget(&self.home))
     }
 
     /// Whether nothing that was started can still touch memory: all of it is done, or the context is broken.
     pub fn is_idle(&self) -> bool {
         let Ok(_current) = self.home.enter() else { return true };
-        self.machine.streams.iter().all(|s| s.is_done().unwrap_or(true))
+        self.machine.all().all(|s| s.is_done().unwrap_or(true))
     }
 
     /// The number of the last submission that is done.

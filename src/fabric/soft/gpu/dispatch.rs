@@ -5,7 +5,7 @@ use super::device::Device;
 use super::in_flight::Outward;
 use super::kernel::{command, windows_hold, HostEnd, Landed, Staged, StagingRoom};
 use super::op::Op;
-use super::plan::{plan, Facts, KernelState, LaunchSize, Mover, PlanLimits, CROWD, CROWDED_BYTES};
+use super::plan::{plan, Facts, KernelState, LaunchSize, Mover, PlanLimits, CROWD, CROWDED_BYTES, SAME_GPU_BULK};
 use super::staging::Staging;
 use super::state::EngineState;
 use crate::memory::registry::Registry;
@@ -90,7 +90,8 @@ impl EngineState {
         let lane_waits = !self.queue.deferred.is_empty() && self.queue.deferred.has(&op.owner.lane);
         let reads_signals = self.windows.are_reset_of_late() && self.device.as_ref().is_some_and(|d| !d.can_add);
         let is_same_gpu = self.is_near(op);
-        let mut facts = Facts { is_same_gpu, lane_waits, crowd, reads_signals, kernel, ..alone };
+        let is_busy = is_same_gpu && op.len >= SAME_GPU_BULK && self.were_processors_late();
+        let mut facts = Facts { is_same_gpu, is_busy, lane_waits, crowd, reads_signals, kernel, ..alone };
         facts.windows_hold = facts.needs_windows() && windows_hold(op, &self.windows);
         facts
     }

@@ -12,6 +12,8 @@ const SLOW: Duration = Duration::from_micros(700);
 /// What a copy takes at most, with its driver's calls, and bytes by way of host memory: 20 GB/s there and as much back.
 const COPY: Duration = Duration::from_micros(4);
 const BYTES_PER_US: u64 = 20_000;
+/// What processors copy, also to another GPU by NVLink: 100 GB/s and more.
+const COPIED_PER_US: u64 = 100_000;
 
 /// Submissions' lists that are kept for the next ones.
 const SPARES: usize = 4;
@@ -25,26 +27,31 @@ pub struct Outward {
     pub window: Option<CallerWindow>,
 }
 
-/// How long a submission with stores by the stream takes.
-pub struct StoreTime {
+/// How long a submission takes that needs the GPU's processors.
+pub struct ProcessorTime {
     /// When it was started, or the one before is done.
     pub since: Instant,
-    /// The longest that it takes if its stores do not wait.
+    /// The longest that it takes if it does not wait for them.
     most: Duration,
 }
 
-impl StoreTime {
-    /// The submission starts now, with such copies.
-    pub fn begin(copies: &[&Copies]) -> Self {
+impl ProcessorTime {
+    /// Of stores by the stream; the submission starts now, with such copies by copy engines before them.
+    pub fn of_stores<'a>(copies: impl IntoIterator<Item = &'a Copies>) -> Self {
         let (mut count, mut bytes) = (0, 0);
-        for (_, _, n) in copies.iter().flat_map(|c| c.iter()) {
+        for (_, _, n) in copies.into_iter().flat_map(|c| c.iter()) {
             (count, bytes) = (count + 1, bytes + n as u64);
         }
         Self { since: Instant::now(), most: SLOW + COPY * count + Duration::from_micros(bytes / BYTES_PER_US) }
     }
 
-    /// Whether they have waited for the GPU's processors, now that the submission is done.
-    pub fn are_late(&self) -> bool {
+    /// Of so many bytes that the processors copy from now on.
+    pub fn of_copies(bytes: u64) -> Self {
+        Self { since: Instant::now(), most: SLOW + Duration::from_micros(bytes / COPIED_PER_US) }
+    }
+
+    /// Whether it has waited for the processors, now that the submission is done.
+    pub fn is_late(&self) -> bool {
         self.since.elapsed() > self.most
     }
 }
@@ -58,8 +65,8 @@ pub struct Submission {
     /// Staging memory up to here is free once it is done.
     pub staged: u64,
     pub sample: Option<Sample>,
-    /// If the stream itself stores, and need not.
-    pub stores: Option<StoreTime>,
+    /// If the stream itself stores, and need not; or copies within the GPU that might go by pinned memory.
+    pub by_processors: Option<ProcessorTime>,
 }
 
 /// The submissions of one stream, numbered from 1 on.
@@ -117,13 +124,14 @@ mod tests {
             copies
         };
         let none = Copies::default();
-        let most = |copies: &[&Copies]| StoreTime::begin(copies).most;
+        let most = |copies: &[&Copies]| ProcessorTime::of_stores(copies.iter().copied()).most;
         assert_eq!(most(&[&none, &none]), SLOW);
         // By way of host memory each copy is two.
         assert_eq!(most(&[&of(256, 8), &of(256, 8)]), SLOW + 512 * COPY);
         assert_eq!(most(&[&of(1, 3_000_000), &none]), SLOW + COPY + Duration::from_micros(150));
-        let long_ago = StoreTime { since: Instant::now() - 2 * SLOW, most: SLOW };
-        assert!(long_ago.are_late());
-        assert!(!StoreTime { most: 1000 * SLOW, ..long_ago }.are_late());
+        let long_ago = ProcessorTime { since: Instant::now() - 2 * SLOW, most: SLOW };
+        assert!(long_ago.is_late());
+        assert!(!ProcessorTime { most: 1000 * SLOW, ..long_ago }.is_late());
+        assert_eq!(ProcessorTime::of_copies(40_000_000).most, SLOW + Duration::from_micros(400));
     }
 }

@@ -2,8 +2,9 @@
 
 use super::batch::{add_large, piece_of, BatchStep, NextSubmission, PIECE};
 use super::deferred::Copy;
-use super::device::{CopyWay, Load};
-use super::in_flight::{StoreTime, Submission};
+use super::device::{CopyWay, Device, Load};
+use super::in_flight::{ProcessorTime, Submission};
+use super::near::NearGroups;
 use super::op::{Op, Owner};
 use super::plan::{plan, KernelState, Mover, Waiting};
 use super::state::EngineState;
@@ -11,12 +12,16 @@ use crate::error::Error;
 use crate::memory::gpu::cuda_error;
 use crate::memory::registry::Registry;
 use oxygin_ffi::cuda::{Copies, MemOpKind};
+use std::time::Duration;
 
 /// After a submission whose stores by the stream were late copy engines store in so many of the next ones, which costs
 /// some 9 µs each but waits for nobody.
 pub const STORES_BY_COPY: u32 = 256;
 /// Submissions of bulk copies that are in flight at once: one that runs and one behind it.
 const BULK_SUBMISSIONS: usize = 2;
+/// For so long after one that was late copies within the GPU go by pinned memory where that is quicker. Whether the
+/// processors are free by then only the next one tells, and may wait 2.4 ms for it.
+const LATE_FOR: Duration = Duration::from_secs(1);
 /// Bytes after which a submission of bulk copies is full: about 50 µs at the speed of NVLink.
 const BULK_BYTES: u64 = 16 << 20;
 
@@ -25,30 +30,44 @@ impl EngineState {
     /// the GPU's processors copy then: in a private context that waits for its time slice, 2.4 ms beside a kernel of
     /// the application's. So it has them copy as well where each of two processes sees its own GPU alone.
     pub fn is_near(&self, op: &Op) -> bool {
-        let Some(device) = self.device.as_ref().filter(|d| d.has_private_context()) else { return false };
-        op.has_no_caller() || op.home == Some(device.ordinal())
+        op.is_within(self.private_gpu())
+    }
+
+    /// The GPU's number for the driver, if the streams are in a private context.
+    fn private_gpu(&self) -> Option<i32> {
+        self.device.as_ref().filter(|d| d.has_private_context()).map(Device::ordinal)
+    }
+
+    /// Whether a copy of the last [`LATE_FOR`] within the GPU has waited for its processors.
+    pub fn were_processors_late(&self) -> bool {
+        self.processors_late.is_some_and(|at| at.elapsed() < LATE_FOR)
     }
 
     /// Gives copies within the GPU their places in the staging memory; `NextSubmission::add` has seen to it that there
-    /// are enough.
-    fn place_near(&mut self, batch: &mut NextSubmission) {
-        let Some(device) = &self.device else { return };
+    /// are enough. Pieces of what has several go out and come back at once, by two streams.
+    fn place_near(&mut self, batch: &mut NextSubmission) -> Option<NearGroups> {
+        let device = self.device.as_ref()?;
+        let is_long = batch.near_bytes() > PIECE || batch.near_begun() > 0;
+        let mut groups = (is_long && device.has_near_stream()).then(|| NearGroups::after(batch.near_begun()));
         let (near, away, into) = (&batch.near.copies, &mut batch.away.copies, &mut batch.into);
         for (to, from, bytes) in near.iter() {
             let (bytes, mut at) = (bytes as u64, 0);
             while at < bytes {
                 let n = piece_of(bytes - at, PIECE);
-                match self.staging.take(n) {
-                    Some(offset) => {
-                        away.push(device.staging(offset), from + at, n as usize);
-                        into.push(to + at, device.staging(offset), n as usize);
+                let (to, from) = (to + at, from + at);
+                match (self.staging.take(n).map(|offset| device.staging(offset)), &mut groups) {
+                    (Some(by), Some(groups)) => groups.push(to, from, n, by),
+                    (Some(by), None) => {
+                        away.push(by, from, n as usize);
+                        into.push(to, by, n as usize);
                     }
                     // Slow, not wrong: the GPU's processors do it.
-                    None => away.push(to + at, from + at, n as usize),
+                    (None, _) => away.push(to, from, n as usize),
                 }
                 at += n;
             }
         }
+        groups
     }
 
     /// Has copy engines do the stores, behind the copies.
@@ -74,7 +93,7 @@ impl EngineState {
     pub fn launch(&mut self, rank: u32, batch: &mut NextSubmission) {
         let number = self.small.started + 1;
         let (operations, copies, stores) = (batch.finished.len(), batch.copies(), batch.ops.len());
-        self.place_near(batch);
+        let near = self.place_near(batch);
         self.store_by_copy(batch);
         let Some(device) = &self.device else {
             let why = Error::internal("a transfer reached a rank without a GPU");
@@ -83,8 +102,9 @@ impl EngineState {
         };
         let sample = self.stats.before_launch();
         let may_store_by_copy = !batch.ops.is_empty() && !batch.needs_ops && device.has_private_context();
-        let timed = may_store_by_copy.then(|| StoreTime::begin(&[&batch.away.copies, &batch.into]));
-        let load = Load { copies: &batch.away.copies, into: &batch.into, ops: &mut batch.ops };
+        let all = || [&batch.away.copies, &batch.into].into_iter().chain(near.iter().flat_map(NearGroups::copies));
+        let timed = may_store_by_copy.then(|| ProcessorTime::of_stores(all()));
+        let load = Load { copies: &batch.away.copies, near: near.as_ref(), into: &batch.into, ops: &mut batch.ops };
         // SAFETY: windows are checked and wait for submissions before they go; callers keep their ends until
         // completion; staging memory is given back when the submission is done.
         let result = unsafe { device.launch(CopyWay::Small, number, load) };
@@ -101,7 +121,7 @@ impl EngineState {
         }
         let mut submission = self.small.spare();
         (submission.number, submission.staged, submission.sample) = (number, self.staging.position(), sample);
-        submission.stores = timed;
+        submission.by_processors = timed;
         std::mem::swap(&mut submission.finished, &mut batch.finished);
         std::mem::swap(&mut submission.outward, &mut batch.outward);
         self.small.submissions.push_back(submission);
@@ -203,7 +223,8 @@ impl EngineState {
         let mut any = false;
         while self.bulk.submissions.len() < BULK_SUBMISSIONS {
             let Some(device) = &self.device else { return any };
-            let (mut copies, mut bytes) = (Copies::default(), 0);
+            let gpu = self.private_gpu();
+            let (mut copies, mut bytes, mut near) = (Copies::default(), 0, 0);
             let number = self.bulk.started + 1;
             for (op, copy) in self.queue.deferred.waiting() {
                 let left = op.len - op.done;
@@ -212,6 +233,7 @@ impl EngineState {
                         Ok(()) => {
                             *copy = Copy::Up(number);
                             bytes += left;
+                            near += if op.is_within(gpu) { left } else { 0 };
                             if bytes >= BULK_BYTES {
                                 break;
                             }
@@ -230,7 +252,7 @@ impl EngineState {
                 }
                 return any;
             }
-            let load = Load { copies: &copies, into: &Copies::default(), ops: &mut [] };
+            let load = Load { copies: &copies, near: None, into: &Copies::default(), ops: &mut [] };
             // SAFETY: as for `launch`.
             if let Err(e) = unsafe { device.launch(CopyWay::Bulk, number, load) } {
                 self.fail(cuda_error(&format!("a transfer on the GPU of rank {rank}"), &e));
@@ -238,7 +260,8 @@ impl EngineState {
             }
             self.stats.bulk(copies.len());
             self.bulk.started = number;
-            self.bulk.submissions.push_back(Submission { number, ..Submission::default() });
+            let by_processors = (near > 0).then(|| ProcessorTime::of_copies(bytes));
+            self.bulk.submissions.push_back(Submission { number, by_processors, ..Submission::default() });
             any = true;
         }
         any

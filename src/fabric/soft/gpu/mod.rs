@@ -31,6 +31,7 @@ mod kernel;
 pub mod lane_kernel;
 mod launch;
 mod mapped;
+mod near;
 mod op;
 mod pinned_pool;
 mod pinned_pools;

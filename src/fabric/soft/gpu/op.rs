@@ -225,6 +225,11 @@ impl Op {
         matches!((self.from, self.to), (TransferEnd::Window { .. }, TransferEnd::Window { .. }))
     }
 
+    /// Whether both ends are on the engine's GPU, which has this number for the driver.
+    pub fn is_within(&self, gpu: Option<i32>) -> bool {
+        gpu.is_some() && (self.has_no_caller() || self.home == gpu)
+    }
+
     /// The windows at both ends, where one is the caller's and both are known.
     pub fn between(&self) -> Option<Between> {
         let caller = self.window?;

@@ -8,7 +8,7 @@
 use super::app::AppThread;
 use super::arrived_bytes::PinnedPlace;
 use super::copy_out::CopyOut;
-use super::device::{CopyWay, Device, Load};
+use super::device::{CopyWay, Device, Load, Streams};
 use crate::error::{Error, Result};
 use crate::fabric::soft::lane::Lane;
 use crate::memory::gpu::cuda_error;
@@ -93,7 +93,7 @@ impl PinnedPool {
         is_over: &Arc<AtomicBool>,
     ) -> Result<Arc<Self>> {
         let Shape { buffer_bytes, buffers, gather, inward } = shape;
-        let device = Device::open_with(app, own, 1, buffer_bytes * u64::from(buffers))
+        let device = Device::open_with(app, own, Streams { ways: 1, near: false }, buffer_bytes * u64::from(buffers))
             .map_err(|e| cuda_error("pinned memory for GPU windows over TCP", &e))?;
         Ok(Arc::new(Self {
             rank,
@@ -223,7 +223,8 @@ impl PinnedPool {
         let (copies, into) = if self.inward { (&none, &s.copies) } else { (&s.copies, &none) };
         // SAFETY: GPU ends are checked windows, which wait for submissions before they go (`settle`); buffers come back
         // only after their submission.
-        let result = unsafe { self.device.launch(CopyWay::Small, number, Load { copies, into, ops: &mut [] }) };
+        let result =
+            unsafe { self.device.launch(CopyWay::Small, number, Load { copies, near: None, into, ops: &mut [] }) };
         s.copies.clear();
         if let Err(e) = result {
             self.fail(s, cuda_error(&format!("a transfer on the GPU of rank {}", self.rank), &e));

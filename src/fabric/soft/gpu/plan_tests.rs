@@ -32,6 +32,7 @@ const fn far(len: u64, kernel: KernelState) -> Facts {
         has_turn: false,
         is_get: false,
         is_same_gpu: false,
+        is_busy: false,
         windows_hold: true,
         lane_waits: false,
         crowd: 0,
@@ -69,6 +70,8 @@ fn the_stream_has_its_engines() {
         ("within a GPU", near(8, Absent), Mover::PinnedMemory),
         ("within a GPU, just not bulk", near(32 * MIB - 1, Absent), Mover::PinnedMemory),
         ("within a GPU, bulk", near(32 * MIB, Absent), Mover::BulkStream),
+        ("within a busy GPU", Facts { is_busy: true, ..near(64 * MIB - 1, Absent) }, Mover::PinnedMemory),
+        ("within a busy GPU, bulk", Facts { is_busy: true, ..near(64 * MIB, Absent) }, Mover::BulkStream),
         (
             "within a GPU, bulk set higher",
             Facts { limits: PlanLimits { bulk: 64 * MIB, ..LIMITS }, ..near(32 * MIB, Absent) },

@@ -19,6 +19,7 @@ use crate::fabric::soft::gate::Gate;
 use crate::fabric::soft::lane::Lane;
 use crate::memory::registry::Registry;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Used under the engine's lock; each part has a file of its own.
 pub struct EngineState {
@@ -32,6 +33,8 @@ pub struct EngineState {
     pub given_at_read: u64,
     /// Copy engines store in so many more submissions.
     pub store_by_copy: u32,
+    /// When a copy within the GPU had waited for the GPU's processors.
+    pub processors_late: Option<Instant>,
     pub queue: OperationQueue,
     pub staging: Staging,
     /// Submissions of the stream for everything but bulk copies.
@@ -65,6 +68,7 @@ impl EngineState {
             alone: Alone::new(gate),
             given_at_read: 0,
             store_by_copy: 0,
+            processors_late: None,
             queue: OperationQueue::default(),
             staging: Staging::new(STAGING_BYTES),
             small: InFlight::default(),
