@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of pinned memory for data that comes from or goes to memory which is not pinned: two submissions of nearly
-/// five pieces each.
+/// Bytes of pinned memory for data that comes from or goes to memory which is not pinned: two submissions of five
+/// pieces each.
 pub const STAGING_BYTES: u64 = 12 << 20;
 /// The first bytes of the pinned memory: for each way, on a line of its own, which submission is done.
 const FLAG_AT: [usize; 2] = [0, 64];
