@@ -26,9 +26,7 @@ impl EngineState {
                 if submission.by_processors.take().is_some_and(|s| s.is_late()) {
                     self.store_by_copy = STORES_BY_COPY;
                 }
-                if let Some(behind) = self.small.submissions.front_mut().and_then(|f| f.by_processors.as_mut()) {
-                    behind.since = Instant::now();
-                }
+                self.small.begin_next();
                 if let Some(sample) = submission.sample.take() {
                     self.stats.finished(sample);
                 }
@@ -43,9 +41,7 @@ impl EngineState {
                 if submission.by_processors.is_some_and(|s| s.is_late()) {
                     self.processors_late = Some(Instant::now());
                 }
-                if let Some(behind) = self.bulk.submissions.front_mut().and_then(|f| f.by_processors.as_mut()) {
-                    behind.since = Instant::now();
-                }
+                self.bulk.begin_next();
             }
             if self.bulk.done > before {
                 moved = true;

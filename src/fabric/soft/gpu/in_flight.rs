@@ -30,7 +30,7 @@ pub struct Outward {
 /// How long a submission takes that needs the GPU's processors.
 pub struct ProcessorTime {
     /// When it was started, or the one before is done.
-    pub since: Instant,
+    since: Instant,
     /// The longest that it takes if it does not wait for them.
     most: Duration,
 }
@@ -92,6 +92,13 @@ impl InFlight {
         };
         self.done = submission.number;
         Some(submission)
+    }
+
+    /// The time of the oldest counts from now on: the one before it is done.
+    pub fn begin_next(&mut self) {
+        if let Some(time) = self.submissions.front_mut().and_then(|next| next.by_processors.as_mut()) {
+            time.since = Instant::now();
+        }
     }
 
     /// An empty submission.

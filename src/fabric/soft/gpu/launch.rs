@@ -47,8 +47,8 @@ impl EngineState {
     /// are enough. Pieces of what has several go out and come back at once, by two streams.
     fn place_near(&mut self, batch: &mut NextSubmission) -> Option<NearGroups> {
         let device = self.device.as_ref()?;
-        let is_long = batch.near_bytes() > PIECE || batch.near_begun() > 0;
-        let mut groups = (is_long && device.has_near_stream()).then(|| NearGroups::after(batch.near_begun()));
+        let is_long = batch.near_bytes > PIECE || batch.near_begun > 0;
+        let mut groups = (is_long && device.has_near_stream()).then(|| NearGroups::after(batch.near_begun));
         let (near, away, into) = (&batch.near.copies, &mut batch.away.copies, &mut batch.into);
         for (to, from, bytes) in near.iter() {
             let (bytes, mut at) = (bytes as u64, 0);
@@ -102,8 +102,10 @@ impl EngineState {
         };
         let sample = self.stats.before_launch();
         let may_store_by_copy = !batch.ops.is_empty() && !batch.needs_ops && device.has_private_context();
-        let all = || [&batch.away.copies, &batch.into].into_iter().chain(near.iter().flat_map(NearGroups::copies));
-        let timed = may_store_by_copy.then(|| ProcessorTime::of_stores(all()));
+        let timed = may_store_by_copy.then(|| {
+            let near = near.iter().flat_map(NearGroups::copies);
+            ProcessorTime::of_stores(near.chain([&batch.away.copies, &batch.into]))
+        });
         let load = Load { copies: &batch.away.copies, near: near.as_ref(), into: &batch.into, ops: &mut batch.ops };
         // SAFETY: windows are checked and wait for submissions before they go; callers keep their ends until
         // completion; staging memory is given back when the submission is done.
@@ -224,7 +226,7 @@ impl EngineState {
         while self.bulk.submissions.len() < BULK_SUBMISSIONS {
             let Some(device) = &self.device else { return any };
             let gpu = self.private_gpu();
-            let (mut copies, mut bytes, mut near) = (Copies::default(), 0, 0);
+            let (mut copies, mut bytes, mut has_near) = (Copies::default(), 0, false);
             let number = self.bulk.started + 1;
             for (op, copy) in self.queue.deferred.waiting() {
                 let left = op.len - op.done;
@@ -233,7 +235,7 @@ impl EngineState {
                         Ok(()) => {
                             *copy = Copy::Up(number);
                             bytes += left;
-                            near += if op.is_within(gpu) { left } else { 0 };
+                            has_near |= op.is_within(gpu);
                             if bytes >= BULK_BYTES {
                                 break;
                             }
@@ -260,7 +262,7 @@ impl EngineState {
             }
             self.stats.bulk(copies.len());
             self.bulk.started = number;
-            let by_processors = (near > 0).then(|| ProcessorTime::of_copies(bytes));
+            let by_processors = has_near.then(|| ProcessorTime::of_copies(bytes));
             self.bulk.submissions.push_back(Submission { number, by_processors, ..Submission::default() });
             any = true;
         }

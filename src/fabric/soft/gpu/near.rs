@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 /// Copies that go out to pinned memory together, and then on from there.
 #[derive(Default)]
-pub struct NearGroup {
-    pub out: Copies,
-    pub into: Copies,
+struct NearGroup {
+    out: Copies,
+    into: Copies,
     bytes: u64,
 }
 

@@ -221,7 +221,7 @@ impl Op {
     }
 
     /// Whether both ends are in windows of the engine's rank.
-    pub fn has_no_caller(&self) -> bool {
+    fn has_no_caller(&self) -> bool {
         matches!((self.from, self.to), (TransferEnd::Window { .. }, TransferEnd::Window { .. }))
     }
 
