@@ -16,3 +16,4 @@ pub mod release;
 pub mod tasks;
 pub mod turn;
 pub mod variable;
+pub mod violations;

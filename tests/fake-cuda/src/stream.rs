@@ -144,7 +144,6 @@ struct Progress {
     is_ended: AtomicBool,
     /// It waits, or did until a moment ago, for `fake_block` to end; its next piece of work has drawn its fault.
     waits: AtomicBool,
-    unfinished: AtomicUsize,
     /// Pieces of work that it was ever given, and has done.
     given: AtomicUsize,
     done: AtomicUsize,
@@ -162,7 +161,6 @@ impl Progress {
     /// A piece of work is done, and has left its error.
     fn end_piece(&self, is_drawn: bool) {
         self.done.fetch_add(1, Ordering::AcqRel);
-        self.unfinished.fetch_sub(1, Ordering::AcqRel);
         if !is_drawn {
             self.undrawn.fetch_sub(1, Ordering::AcqRel);
         }
@@ -200,7 +198,6 @@ impl FakeStream {
             context,
             is_ended: AtomicBool::new(false),
             waits: AtomicBool::new(false),
-            unfinished: AtomicUsize::new(0),
             given: AtomicUsize::new(0),
             done: AtomicUsize::new(0),
             undrawn: AtomicUsize::new(0),
@@ -290,7 +287,6 @@ impl FakeStream {
         if error != CUDA_SUCCESS {
             return error;
         }
-        self.progress.unfinished.fetch_add(1, Ordering::AcqRel);
         self.progress.given.fetch_add(1, Ordering::AcqRel);
         self.progress.undrawn.fetch_add(1, Ordering::AcqRel);
         let queued = Queued { is_computed: work.is_computed(), work, since: Instant::now() };
@@ -313,8 +309,8 @@ impl FakeStream {
             std::thread::sleep(SLOW_QUERY);
             return CUDA_ERROR_NOT_READY;
         }
-        // First: whoever has counted the last piece of work down has left its error before.
-        let is_unfinished = self.progress.unfinished.load(Ordering::Acquire) > 0;
+        // First: whoever has counted the last piece of work has left its error before.
+        let is_unfinished = self.progress.done.load(Ordering::Acquire) < self.progress.given.load(Ordering::Acquire);
         match self.error() {
             CUDA_SUCCESS if is_unfinished => CUDA_ERROR_NOT_READY,
             code => code,

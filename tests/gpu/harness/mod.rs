@@ -10,11 +10,11 @@ pub mod memory;
 pub mod plan;
 pub mod tcp;
 pub mod traffic;
-mod violations;
 
 use crate::support::common::{ok, Rank, Window};
 use crate::support::device::wait;
 use crate::support::turn::{self, Turn};
+use crate::support::violations;
 use nccl_plugin_api::{NcclResult, MR_FLAG_FORCE_SO, MR_FLAG_SIGNALS_NEVER_RESET, PTR_CUDA};
 pub use oxygin::vtable::rma_v16::ncclRmaPlugin_v16 as T;
 use std::collections::VecDeque;
@@ -75,7 +75,7 @@ impl Fake {
         std::env::remove_var("OXYGIN_ENGINE");
         std::env::remove_var("OXYGIN_GDAKI_RINGING");
         std::env::remove_var("OXYGIN_STALL");
-        fake.violations = fake.count_violations();
+        fake.violations = violations::count(&fake.library);
         fake
     }
 
@@ -89,6 +89,16 @@ impl Fake {
     pub unsafe fn call<F: Copy>(&self, name: &[u8]) -> F {
         // SAFETY: passed on.
         unsafe { *self.library.get::<F>(name).unwrap() }
+    }
+
+    /// How often this test has used the driver in a way that a real one would not stand.
+    pub fn violations(&self) -> usize {
+        violations::count(&self.library) - self.violations
+    }
+
+    /// Fails the test if it ever did.
+    pub fn check(&self) {
+        violations::check(&self.library, self.violations);
     }
 
     /// Whether streams add, and what each piece of work takes, µs. More than 0 is at least as long as a thread sleeps,
