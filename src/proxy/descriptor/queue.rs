@@ -73,6 +73,10 @@ impl Pattern {
     };
 }
 
+/// Of so many descriptors it is known whether what came before them is in place: the others are taken to be. Indices
+/// are compared modulo 2^32.
+const PLACED_MOST: u32 = 1 << 30;
+
 /// The queue. Its memory is the owner's affair: see [`Queue::new`].
 pub struct Queue {
     places: QueueAddresses,
@@ -94,6 +98,8 @@ pub struct Queue {
     next: u32,
     /// Descriptors given back.
     credited: u32,
+    /// What came before this one is in place at the peer, or changes nothing there.
+    placed: u32,
     /// Nothing is carried out any more.
     is_stopped: bool,
     /// What device code has not been told of these, where it looks for them in GPU memory.
@@ -125,6 +131,7 @@ impl Queue {
             signals_key: 0,
             next: start,
             credited: start,
+            placed: start,
             is_stopped: false,
             // Of the fourth, eighth and sixteenth part, what measured best.
             owed: places.credits.map(|at| Owed::new(at, places.size / 4)),
@@ -300,6 +307,9 @@ impl Ring for Queue {
     fn take(&mut self, n: u32) {
         (0..n).for_each(|i| self.slots.clear(self.next.wrapping_add(i)));
         self.next = self.next.wrapping_add(n);
+        if self.next.wrapping_sub(self.placed) > PLACED_MOST {
+            self.placed = self.next.wrapping_sub(PLACED_MOST);
+        }
     }
 
     #[inline(always)]
@@ -364,9 +374,14 @@ impl Ring for Queue {
 
     fn served(&mut self, next: u32) -> u32 {
         let n = next.wrapping_sub(self.next);
-        (self.next, self.credited) = (next, next);
+        // A kernel gives back what is in place.
+        (self.next, self.credited, self.placed) = (next, next, next);
         self.owed.iter_mut().for_each(|owed| owed.served(n));
         n
+    }
+
+    fn fenced(&mut self) {
+        self.placed = self.credited;
     }
 
     fn stop(&mut self, _why: Stopped) {
@@ -405,17 +420,35 @@ impl Queue {
     /// What [`Queue::usual`] does not take. Reads the words again: where it is not called they stay in registers.
     #[inline(never)]
     fn read_other(&mut self, nth: u32, ops: &mut Ops) -> Entry {
-        let Some(words) = self.slots.words(self.next.wrapping_add(nth)) else { return Entry::Absent };
+        let index = self.next.wrapping_add(nth);
+        let Some(words) = self.slots.words(index) else { return Entry::Absent };
         let descriptor = Descriptor { words, form: self.terms.form };
         match meaning(&descriptor, &self.terms, self.peer) {
+            Ok(Meaning::Op(Op::Get(_), _)) if !self.is_behind(index) => match self.credited == index {
+                true => Entry::Fenced,
+                false => Entry::Absent,
+            },
             Ok(Meaning::Op(op, finish)) => {
                 ops.push(op);
                 self.learn(&descriptor);
                 Entry::Op(finish)
             }
             Ok(Meaning::Nothing(finish)) => Entry::Nothing(finish),
-            Ok(Meaning::Flush) => Entry::Flush(Finish::NONE),
-            Err(fault) => Entry::Refused(fault.sentence(&descriptor, self.next.wrapping_add(nth)).into()),
+            Ok(Meaning::Flush) => {
+                self.is_behind(index);
+                Entry::Flush(Finish::NONE)
+            }
+            Err(fault) => Entry::Refused(fault.sentence(&descriptor, index).into()),
         }
+    }
+
+    /// Whether all before a get or a flush is in place, or changes nothing: a get brings what was sent before it, and a
+    /// fabric carries out what it has at the same time. Neither changes anything for what comes behind it.
+    fn is_behind(&mut self, index: u32) -> bool {
+        let since = index.wrapping_sub(self.placed) as i32;
+        if since == 0 {
+            self.placed = index.wrapping_add(1);
+        }
+        since <= 0
     }
 }
