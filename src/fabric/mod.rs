@@ -223,11 +223,11 @@ pub trait Context: Send + Sync + 'static {
     /// locally complete. The operations themselves are copied.
     unsafe fn post(&self, peer: u32, ops: &[Op]) -> Result<Posted>;
 
-    /// The same for operations that are entries of device code's, one or two each: as each becomes locally complete,
-    /// and all before it to this peer are, the fabric may add its entries to `index` itself. [`Context::paid`] says how
-    /// many it has. A get may be counted before its bytes are there: whoever flushes what it brought waits for its
-    /// completion first. `begin` is told how many operations it takes before any of them can be counted: device code
-    /// reuses an entry's place as soon as it is. The call may fail behind that, and then completes none.
+    /// The same for operations that are entries of device code's, one or two each, and no gets into host memory: as
+    /// each becomes locally complete, and all before it to this peer are, the fabric may add its entries to `index`
+    /// itself. [`Context::paid`] says how many it has. `begin` is told how many operations it takes before any of them
+    /// can be counted: device code reuses an entry's place as soon as it is. The call may fail behind that, and then
+    /// completes none.
     ///
     /// # Safety
     /// As for [`Context::post`]. The index's window lives until the operations are complete, or the context is gone;

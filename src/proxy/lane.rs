@@ -450,8 +450,7 @@ impl<R: Ring> Lane<R> {
     }
 }
 
-/// Starts a flush of what gets up to `get` have brought; no room: not now. The fabric may have counted a get before it
-/// is complete ([`Context::post_entries`]).
+/// Starts a flush of what gets up to `get` have brought, once they are complete; no room: not now.
 fn flush_behind<C: Context>(context: &C, peer: u32, get: Seq) -> Result<Flush> {
     let completed = context.completed(peer).load(Ordering::Acquire);
     let newest = context.sent(peer).newest.0;

@@ -1,5 +1,6 @@
 //! The operations of a batch, as a ring appends them.
 
+use crate::memory::key::Key;
 use crate::rma::op::{Op, Put, Signal};
 use std::ops::Deref;
 
@@ -82,6 +83,12 @@ impl Ops {
         }
     }
 
+    /// Whether any is a get into host memory.
+    #[inline(always)]
+    pub fn any_into_host(&self) -> bool {
+        self.had_get && any_into_host(&self.all)
+    }
+
     /// Which of the first `n`, which there are, is the last get.
     #[inline(always)]
     pub fn last_get(&self, n: usize) -> Option<usize> {
@@ -90,6 +97,12 @@ impl Ops {
             false => None,
         }
     }
+}
+
+/// Whether any is a get into host memory.
+#[cold]
+fn any_into_host(ops: &[Op]) -> bool {
+    ops.iter().any(|op| matches!(op, Op::Get(get) if !Key(get.lkey).is_on_gpu()))
 }
 
 /// Of a batch that was not taken as a whole.
@@ -124,9 +137,13 @@ mod tests {
         assert_eq!((0..=4).map(|n| ops.last_get(n)).collect::<Vec<_>>(), [None, None, Some(1), Some(1), Some(1)]);
         ops.truncate(2);
         assert_eq!((ops.len(), ops.bytes_of(2), ops.last_get(2)), (2, 110, Some(1)));
+        assert!(ops.any_into_host());
         ops.clear();
         ops.push(put(7));
         assert_eq!((ops.len(), ops.bytes_of(1), ops.last_get(1)), (1, 7, None));
+        let into_gpu = Get { local: 0, lkey: Key::gpu(1, false).0, rkey: 2, remote: 64, len: 8, more: false };
+        ops.push(Op::Get(into_gpu));
+        assert!(ops.last_get(2).is_some() && !ops.any_into_host());
     }
 
     /// A put and the signal behind it are one operation, if the put has none yet; everything else stays by itself.

@@ -161,8 +161,11 @@ fn cases(form: Form, room: u64, end: u64) -> Vec<(&'static str, bool, Descriptor
     if form == Form::Bytes128 {
         let versioned = |v| Descriptor::new(form, v, OP_PUT | inc, 0).with_signal(0, 1, true);
         all.extend([("the newest version", true, versioned(2)), ("version 0", false, versioned(0))]);
-        all.extend([("a version to come", false, versioned(3)), ("a get", false, new(OP_GET, 8))]);
-        all.extend([("a flush", false, new(OP_FLUSH, 0)), ("a put and flush", false, new(OP_PUT | OP_FLUSH, 8))]);
+        all.extend([("a version to come", false, versioned(3)), ("a put and flush", false, new(OP_PUT | OP_FLUSH, 8))]);
+        let get = |size| new(OP_GET, size).first(room, TARGET).second(16, SOURCE);
+        all.extend([("a get", true, get(8)), ("a get of nothing", false, get(0)), ("an odd get", false, get(6))]);
+        all.extend([("a get from behind the end", false, new(OP_GET, 8).first(end - 4, TARGET).second(16, SOURCE))]);
+        all.extend([("a flush", true, new(OP_FLUSH, 0)), ("a get and flush", false, new(OP_GET | OP_FLUSH, 8))]);
     }
     all
 }

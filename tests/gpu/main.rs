@@ -22,6 +22,7 @@ mod host_windows;
 mod lanes;
 mod lanes_ends;
 mod lanes_gate;
+mod lanes_gets;
 mod lanes_managed;
 mod lanes_nic;
 mod lanes_processes;

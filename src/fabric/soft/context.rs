@@ -156,8 +156,7 @@ impl crate::fabric::Context for Context {
         self.tx_queues[peer as usize].lane.paid()
     }
 
-    /// A get is complete when its bytes are in memory, written by the CPU: nothing is left to order. It may have been
-    /// counted before that.
+    /// A get is complete when its bytes are in memory: nothing is left to order.
     fn flush(&self, peer: u32, _into: Option<u32>) -> Result<Flush> {
         self.tx_queues[peer as usize].lane.check().map(|()| Flush::Done)
     }

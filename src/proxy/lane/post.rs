@@ -105,13 +105,14 @@ impl<R: Ring> Lane<R> {
     }
 
     /// Posts the operations of the batch. Where all entries need nothing but their credits, the fabric may give those,
-    /// and what it takes is off the ring before it can: [`Place::IsTaken`].
+    /// and what it takes is off the ring before it can: [`Place::IsTaken`]. Those of gets into host memory it may not,
+    /// as it counts them before their bytes are there: a kernel may take the flush that device code posts then.
     ///
     /// # Safety
     /// As for [`Context::post`].
     #[inline(always)]
     unsafe fn post_ops<C: Context>(&mut self, context: &C, batch: &Batch) -> Result<(Posted, Place)> {
-        let owed = self.ring.owed().filter(|_| batch.others.is_empty());
+        let owed = self.ring.owed().filter(|_| batch.others.is_empty() && !batch.ops.any_into_host());
         let Some(index) = owed.and_then(|owed| owed.index(context, self.peer, batch.joined)) else {
             // SAFETY: the caller's promise.
             return Ok((unsafe { context.post(self.peer, &batch.ops) }?, Place::IsThere));

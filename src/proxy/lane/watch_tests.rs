@@ -191,7 +191,7 @@ fn a_flush_begins_once_its_gets_are_complete_however_old_they_are() {
     let set = |to: &std::sync::atomic::AtomicU32, value| to.store(value, Ordering::Relaxed);
     let flushes = |bench: &Bench| bench.contexts[0].flushes.load(Ordering::Relaxed);
     bench.visit();
-    assert_eq!(flushes(&bench), 0, "the get may have been counted before its bytes are there");
+    assert_eq!(flushes(&bench), 0, "the get is under way");
     set(&bench.contexts[0].completed, 1);
     bench.visit();
     assert_eq!((flushes(&bench), bench.lane.told(&bench.common).credited), (1, 1));

@@ -8,7 +8,6 @@ use crate::copy_kernel::store;
 use crate::kernel::{rest, Launch, Reach, MISALIGNED, SLOWNESS};
 use crate::lane_counts::{DESCRIPTORS, ENDS, ENTRIES, GOS, GOS_OF_OTHERS, REFUSALS};
 use crate::lane_effect::{pieces, Effect};
-use crate::lane_entry::is_read;
 use crate::lane_longer::Lane;
 use crate::lane_record::{Data, Holds, Record, Taken, RECORD_WORDS};
 use crate::lane_slots::Slots;
@@ -420,7 +419,7 @@ impl<'a> LaneKernel<'a> {
         let (first, mut kind) = (lane.next, None);
         for words in found {
             // Behind entries of another kind it is left to the next look.
-            let its = if self.holds == Holds::Descriptors { None } else { is_read(words) };
+            let its = lane.record.is_read(words);
             if its.is_some() && kind.is_some_and(|kind| kind != its) {
                 break;
             }

@@ -1,9 +1,9 @@
 //! What the board says of a lane of the lane kernel, and which descriptors that lane takes.
 
 use crate::lane_effect::Effect;
-use crate::lane_entry::EntryQueue;
+use crate::lane_entry::{self, EntryQueue};
 use nccl_plugin_api::descriptor::{
-    Descriptor, Form, OP_INLINE, OP_PUT, OP_SIGNAL_ADD, OP_SIGNAL_INC, OP_VA_SIGNAL, WORDS,
+    Descriptor, Form, OP_FLUSH, OP_GET, OP_INLINE, OP_PUT, OP_SIGNAL_ADD, OP_SIGNAL_INC, OP_VA_SIGNAL, WORDS,
 };
 
 /// Words of a record.
@@ -245,11 +245,29 @@ impl Record {
         }
     }
 
+    /// Whether what is in a slot reads, and sees what was written before it and not what is written after it; `None`:
+    /// that makes no difference to it.
+    pub fn is_read(&self, words: [u64; WORDS]) -> Option<bool> {
+        match (&self.entries, self.descriptor(words).op()) {
+            (Some(_), _) => lane_entry::is_read(words),
+            (None, OP_FLUSH) => None,
+            (None, op) => Some(op == OP_GET),
+        }
+    }
+
+    fn descriptor(&self, words: [u64; WORDS]) -> Descriptor {
+        Descriptor { words, form: if self.newest == 0 { Form::Bytes64 } else { Form::Bytes128 } }
+    }
+
     fn take_descriptor(&self, words: [u64; WORDS]) -> Option<Taken> {
-        let form = if self.newest == 0 { Form::Bytes64 } else { Form::Bytes128 };
-        let d = Descriptor { words, form };
-        if form == Form::Bytes128 && !(1..=self.newest).contains(&d.version().into()) {
+        let d = self.descriptor(words);
+        if d.form == Form::Bytes128 && !(1..=self.newest).contains(&d.version().into()) {
             return None;
+        }
+        match d.op() {
+            OP_GET => return Some(Taken { data: Some(self.get(&d)?), signal: None }),
+            OP_FLUSH => return Some(Taken { data: None, signal: None }),
+            _ => {}
         }
         let by = match d.op() & (OP_SIGNAL_INC | OP_SIGNAL_ADD) {
             0 => None,
@@ -282,6 +300,16 @@ impl Record {
     /// The bytes of a copy that is ever taken.
     pub fn longest(&self) -> u64 {
         32 * u64::from(self.most_bytes)
+    }
+
+    fn get(&self, d: &Descriptor) -> Option<Data> {
+        let bytes = d.size();
+        if bytes == 0 || bytes > self.longest() {
+            return None;
+        }
+        let from = self.window(d.first_handle())?.at_peer.at(d.first_offset(), bytes)?;
+        let to = self.window(d.second_handle())?.here.at(d.second_offset(), bytes)?;
+        ((from | to | bytes) % 4 == 0).then_some(Data::Copy { from, to, bytes })
     }
 
     fn copy(&self, d: &Descriptor) -> Option<Data> {

@@ -2,6 +2,7 @@
 
 pub mod meeting;
 pub mod served;
+pub mod tables;
 
 use super::*;
 

@@ -99,7 +99,7 @@ impl Queue {
             let own = self.windows[i].take();
             self.windows[i] = other.windows[i].map(|w| {
                 let mut own = own.unwrap_or_else(|| Window::new(self.number, i as u64, random));
-                own.handle = w.handle;
+                (own.handle, own.is_turned) = (w.handle, w.is_turned);
                 own
             });
         }
@@ -150,8 +150,13 @@ impl Queue {
         self.entry_like(self.models[0], random).unwrap_or_else(|| self.any_entry(random))
     }
 
+    /// Its windows that are not for reads alone.
+    fn there(&self) -> Vec<usize> {
+        (0..4).filter(|&i| self.windows[i].is_some_and(|w| !w.is_turned)).collect()
+    }
+
     fn entry_like(&mut self, m: Model, random: &mut Random) -> Option<Entry> {
-        let there: Vec<usize> = (0..4).filter(|&i| self.windows[i].is_some()).collect();
+        let there = self.there();
         let of = |n: u64| there[n as usize % there.len()];
         let from = self.windows[of(m.from)].expect("a window");
         let (op, id, increment) = (m.op, m.id, if m.op == OP_SIGNAL_INC { 1 } else { m.value });
@@ -344,7 +349,7 @@ pub fn serve_alike_refused(ptx: &str, seed: u64) {
         (!run.is_empty()).then_some((m, run))
     };
     let Some((model, mut run)) = (0..200).find_map(|_| any_run()) else { return };
-    let there: Vec<usize> = (0..4).filter(|&i| q.windows[i].is_some()).collect();
+    let there = q.there();
     let window = |n: u64| q.windows[there[n as usize % there.len()]].expect("a window");
     let (from, to) = (window(model.from), window(model.to));
     let at = random.below(run.len() as u64) as usize;

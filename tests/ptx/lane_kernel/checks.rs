@@ -1,7 +1,6 @@
 //! What must be so at any time, and what once a launch has ended.
 
 use super::queue::{pattern, Data, Queue, Signal};
-use super::sends_read::is_read;
 use super::*;
 
 impl Bench {
@@ -61,7 +60,7 @@ impl Bench {
             // Whoever waits for the index alone tells others: bytes are there behind that, too.
             let seen = signalled.max(taken).max(q.arrived);
             // What is read comes to this GPU.
-            let is_far = |i: usize| far && !(q.pair.is_some() && is_read(&q.entries[i]));
+            let is_far = |i: usize| far && !q.is_read(&q.entries[i]);
             (q.arrived..seen).for_each(|i| self.check_bytes(place, i, is_far(i), true));
             let mut done = signalled.saturating_sub(self.together(place));
             let mut refused = q.refused;

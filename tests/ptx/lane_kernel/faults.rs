@@ -2,6 +2,7 @@
 
 mod alike;
 mod bells;
+mod gets;
 mod held;
 mod longer;
 mod order;
@@ -268,7 +269,7 @@ const WATCHED: &[Fault] = &[
 ];
 
 /// Seeds that find what few others do: asked early, since each takes its time.
-const LATE: [u64; 22] = [10, 35, 5, 78, 19, 37, 12, 36, 14, 41, 16, 13, 20, 18, 104, 123, 22, 26, 27, 59, 81, 98];
+const LATE: [u64; 23] = [10, 35, 5, 78, 19, 37, 12, 36, 14, 41, 16, 13, 20, 18, 104, 123, 22, 26, 27, 59, 81, 98, 151];
 
 fn find_faults(faults: &[Fault]) {
     let is_found = |&&(fault, right, wrong, finder): &&Fault| {
@@ -333,6 +334,11 @@ fn faults_in_the_ends() {
 #[test]
 fn faults_in_when_a_send_entry_is_there() {
     find_faults(sends::THERE);
+}
+
+#[test]
+fn faults_in_gets() {
+    find_faults(gets::GETS);
 }
 
 #[test]

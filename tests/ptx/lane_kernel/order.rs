@@ -1,19 +1,24 @@
 //! Entries of one kind, in orders that find what all kinds together find late.
 
-use super::queue::Entry;
+use super::queue::{Entry, Queue};
 use super::*;
 
 /// One queue, whose entries come as soon as its index allows: its slots are used again at once.
 pub fn serve_fast(slots: Slots, ptx: &str, seed: u64, spread: u64, kind: fn(&Entry, usize) -> bool) {
     let mut bench = Bench::of(slots, ptx, seed, spread, 1);
     let place = bench.any_place();
+    serve_fast_on(bench, place, |_, entry, i| kind(entry, i));
+}
+
+/// The same of a bench that has this queue alone.
+pub fn serve_fast_on(mut bench: Bench, place: usize, kind: impl Fn(&Queue, &Entry, usize) -> bool) {
     bench.queues[place].as_mut().expect("a queue").slots = 4;
     bench.empty_queues();
     bench.launch(NEVER, NEVER);
     bench.go();
     for i in 0..60 {
         let q = bench.queues[place].as_mut().expect("a queue");
-        let entry = q.entry_of(&mut bench.gpu.random, |e| e.bytes() <= 128 && kind(e, i));
+        let entry = q.entry_where(&mut bench.gpu.random, |q, e| e.bytes() <= 128 && kind(q, e, i));
         let mut turns = 0;
         while bench.room(place) == 0 {
             bench.run(4);

@@ -1,7 +1,7 @@
 //! A queue of device code, what was posted to it, and what each descriptor or send entry is to do.
 
+use super::reads::Written;
 use super::sends::Pair;
-use super::sends_read::Written;
 use super::*;
 use nccl_plugin_api::descriptor::{Descriptor, Form};
 use nccl_plugin_api::descriptor::{OP_INLINE, OP_PUT, OP_SIGNAL_ADD, OP_SIGNAL_INC, OP_VA_SIGNAL};
@@ -96,6 +96,13 @@ pub struct Queue {
     pub refused: Option<usize>,
 }
 
+/// One of these windows is for reads alone, if there is another one.
+pub fn turn_one(windows: &mut [Option<Window>; 4]) {
+    if let Some(turned) = windows.iter_mut().flatten().skip(1).last() {
+        turned.is_turned = true;
+    }
+}
+
 /// What a source holds at an address; never 0.
 pub fn pattern(at: u64) -> u8 {
     ((at * 31 + at / 256 * 7) % 255 + 1) as u8
@@ -171,8 +178,11 @@ impl Queue {
         let form = [Form::Bytes64, Form::Bytes128][random.below(2) as usize];
         let newest = if form == Form::Bytes64 { 0 } else { 1 + random.below(2) as u32 };
         let one = random.below(4) as usize;
-        let windows =
+        let mut windows: [Option<Window>; 4] =
             std::array::from_fn(|i| (i == one || random.below(2) == 0).then(|| Window::new(number, i as u64, random)));
+        if form == Form::Bytes128 && random.below(2) == 0 {
+            turn_one(&mut windows);
+        }
         Self {
             number,
             slots: [4, 8, 16, 32, 64][random.below(5) as usize],
@@ -330,10 +340,12 @@ impl Queue {
         if self.pair.is_some() {
             return self.any_send(random);
         }
-        let size = match random.below(8) {
+        let size = match random.below(if self.form == Form::Bytes128 { 11 } else { 8 }) {
             0 => return self.value_entry(random),
             1 => return self.va_entry(random),
             2 => 0,
+            8 | 9 => return self.get_entry(random),
+            10 => return self.flush_entry(random),
             other => self.any_bytes(other, random),
         };
         let unit = [16, 8, 4][random.below(3) as usize];
@@ -359,10 +371,15 @@ impl Queue {
 
     /// One of a kind; what is passed over uses up nothing.
     pub fn entry_of(&mut self, random: &mut Random, is_wanted: impl Fn(&Entry) -> bool) -> Entry {
+        self.entry_where(random, |_, entry| is_wanted(entry))
+    }
+
+    /// The same of one of which the queue knows more.
+    pub fn entry_where(&mut self, random: &mut Random, is_wanted: impl Fn(&Self, &Entry) -> bool) -> Entry {
         let used = (self.windows, self.next_signal, self.written);
         loop {
             let entry = self.any_entry(random);
-            if is_wanted(&entry) {
+            if is_wanted(self, &entry) {
                 return entry;
             }
             (self.windows, self.next_signal, self.written) = used;
@@ -382,7 +399,9 @@ impl Queue {
         let mut data = None;
         if let Some((offset, to, bytes)) = place {
             let (w, from) = self.source(bytes, unit, random);
-            data = Some(Data::Copy { from, to: to.peer + offset, bytes });
+            let copy = Data::Copy { from, to: to.peer + offset, bytes };
+            data = Some(copy);
+            self.written = Some(Written { data: copy, handle: to.handle, at: offset });
             d = d.first(from - w.here, w.handle).second(offset, to.handle);
         }
         let signal = signal.map(|(.., signal)| signal);
@@ -400,8 +419,9 @@ impl Queue {
         let value = random.next() | 0x0101_0101_0101_0101;
         let d = Descriptor::new(self.form, self.version(random), OP_PUT | OP_INLINE | op, bytes);
         let d = d.value(value).second(offset, w.handle).with_signal(id, increment, true);
-        let data = Some(Data::Value { value, to: w.peer + offset, bytes });
-        Entry::new(d.words, data, signal.map(|(.., signal)| signal))
+        let data = Data::Value { value, to: w.peer + offset, bytes };
+        self.written = Some(Written { data, handle: w.handle, at: offset });
+        Entry::new(d.words, Some(data), signal.map(|(.., signal)| signal))
     }
 
     /// A signal by window; nothing but that is looked at.
@@ -413,8 +433,9 @@ impl Queue {
         let d = Descriptor::new(self.form, self.version(random), OP_VA_SIGNAL | op, random.next() >> 7);
         let d = d.first(offset, w.handle).second(random.next() >> 1, random.next() >> 1);
         let d = d.with_signal(0xff_ffff, value, true);
-        let signal = Some(Signal { at: w.peer + offset, increment, is_shared: false, nth: 0 });
-        Entry::new(d.words, None, signal)
+        let signal = Signal { at: w.peer + offset, increment, is_shared: false, nth: 0 };
+        self.written = Some(Written::added(&signal, w.handle, offset));
+        Entry::new(d.words, None, Some(signal))
     }
 
     pub fn version(&self, random: &mut Random) -> u8 {

@@ -72,9 +72,9 @@ const PUTS: &[(&str, Spoil)] = &[
 
 /// Of the 128-byte form.
 const LONG_PUTS: &[(&str, Spoil)] = &[
-    ("get", |p, _| p.op = OP_GET),
     ("get as well", |p, _| p.op |= OP_GET),
-    ("flush", |p, _| (p.op, p.size) = (OP_FLUSH, 0)),
+    ("get and flush", |p, _| p.op = OP_GET | OP_FLUSH),
+    ("get of nothing", |p, _| (p.op, p.size) = (OP_GET, 0)),
     ("flush as well", |p, _| p.op |= OP_FLUSH),
     ("an operation of 16 bits", |p, _| p.op |= 1 << 15),
     ("an operation of 9 bits", |p, _| p.op |= 1 << 8),
@@ -135,14 +135,21 @@ fn spoiled(q: &mut Queue, kind: usize, spoil: Option<Spoil>, random: &mut Random
 fn serve_refused(ptx: &str, seed: u64, name: &str, kind: usize, spoil: Spoil, is_long: bool) {
     let mut bench = bench_with_others(Slots::Descriptors, ptx, seed);
     let place = bench.any_place();
-    let q = bench.queues[place].as_mut().expect("a queue");
-    if is_long && q.form == Form::Bytes64 {
-        (q.form, q.stride, q.newest) = (Form::Bytes128, 7, 1);
-        bench.empty_queues();
+    if is_long {
+        lengthen(&mut bench, place);
     }
     let q = bench.queues[place].as_mut().expect("a queue");
     let bad = spoiled(q, kind, Some(spoil), &mut bench.gpu.random);
     check_refused(bench, place, bad, name);
+}
+
+/// The queue has descriptors of 128 bytes.
+pub fn lengthen(bench: &mut Bench, place: usize) {
+    let q = bench.queues[place].as_mut().expect("a queue");
+    if q.form == Form::Bytes64 {
+        (q.form, q.stride, q.newest) = (Form::Bytes128, 7, 1);
+        bench.empty_queues();
+    }
 }
 
 /// Two to four queues.

@@ -1,7 +1,8 @@
 //! Send entries of the software NIC: their bytes, and queues of them.
 
+use super::queue::turn_one;
 use super::queue::{Data, Entry, Queue, Signal, Window};
-use super::sends_read::Written;
+use super::reads::Written;
 use super::*;
 
 pub const NOP: u8 = 0x00;
@@ -173,9 +174,7 @@ impl Queue {
             w.handle = [small, w.handle & 0xffff_ffff | 1 << 16][random.below(2) as usize];
         }
         let at = self.windows.iter().position(Option::is_some).expect("a window");
-        if let Some(turned) = self.windows.iter_mut().flatten().skip(1).last() {
-            turned.is_turned = true;
-        }
+        turn_one(&mut self.windows);
         let offset = self.windows[at].as_mut().and_then(|w| w.room(8, 8, random)).expect("room");
         let high = [0, 1, random.next() >> 33][random.below(3) as usize];
         let number = [random.next() as u32 & 0xff_ffff, 0xff_ffff, 1][random.below(3) as usize];
@@ -323,7 +322,7 @@ impl Queue {
         let send = self.send(Kind::Put, (remote, to.key()), random);
         let send = Send { len: bytes as u32, lkey: w.key(), local: from - w.here, ..send };
         let data = Data::Copy { from, to: to.peer + remote, bytes };
-        self.written = Some(Written { data, key: to.key(), at: remote });
+        self.written = Some(Written { data, handle: to.handle, at: remote });
         Entry::new(send.words(), Some(data), None)
     }
 
@@ -334,7 +333,7 @@ impl Queue {
         let value = [random.next() | 0x0101_0101_0101_0101, u64::MAX][usize::from(random.below(4) == 0)];
         let send = Send { len: bytes as u32, value, ..self.send(Kind::Value, (remote, w.key()), random) };
         let data = Data::Value { value, to: w.peer + remote, bytes };
-        self.written = Some(Written { data, key: w.key(), at: remote });
+        self.written = Some(Written { data, handle: w.handle, at: remote });
         Entry::new(send.words(), Some(data), None)
     }
 
@@ -353,9 +352,7 @@ impl Queue {
         let send = Send { value: increment, len: 8, lkey: SINK, ..send };
         let signal = Signal { at: w.peer + remote, increment, is_shared: own.is_none(), nth: 0 };
         if own.is_some() {
-            // All that is ever added there.
-            let data = Data::Value { value: increment, to: signal.at, bytes: 8 };
-            self.written = Some(Written { data, key: w.key(), at: remote });
+            self.written = Some(Written::added(&signal, w.handle, remote));
         }
         Entry::new(send.words(), None, Some(signal))
     }

@@ -3,73 +3,30 @@
 
 use super::held::wide;
 use super::order::serve_fast;
-use super::queue::{Data, Entry, Queue, Window};
+use super::queue::{Data, Entry, Queue};
+use super::reads::{ReadPlace, Written};
 use super::sends::{Kind, Send, DUMP, READ, SINK, WRITE};
 use super::*;
-
-/// What an entry brings to the peer.
-#[derive(Clone, Copy, Debug)]
-pub struct Written {
-    pub data: Data,
-    /// Where it is for a read: a window's key, and the offset.
-    pub key: u32,
-    pub at: u64,
-}
 
 /// Whether a send entry is one.
 pub fn is_read(entry: &Entry) -> bool {
     entry.words[0].to_le_bytes()[3] == READ
 }
 
-impl Data {
-    fn bytes(self) -> u64 {
-        let (Self::Copy { bytes, .. } | Self::Value { bytes, .. }) = self;
-        bytes
-    }
-
-    /// The same elsewhere.
-    fn at(self, to: u64) -> Self {
-        match self {
-            Self::Copy { from, bytes, .. } => Self::Copy { from, to, bytes },
-            Self::Value { value, bytes, .. } => Self::Value { value, to, bytes },
-        }
-    }
-}
-
 impl Queue {
-    /// A window for reads, which there is from here on.
-    pub fn turned(&mut self, random: &mut Random) -> &mut Window {
-        let found = self.windows.iter().position(|w| w.is_some_and(|w| w.is_turned));
-        let at = found.or(self.windows.iter().position(Option::is_none)).expect("one is free where none is turned");
-        let number = self.number;
-        self.windows[at].get_or_insert_with(|| {
-            let mut made = Window::new(number, at as u64, random);
-            (made.handle, made.is_turned) = (0x7f00_0000 + number, true);
-            made
-        })
-    }
-
     /// A read of what the peer has, or of what was sent last; an addition where there is no window for it, or no room.
     pub fn read_send(&mut self, random: &mut Random) -> Entry {
-        let sent = self.written.filter(|w| w.data.bytes() <= self.most && random.below(2) == 0);
+        let sent = self.sent_last(random);
         self.read_of(sent, random)
     }
 
     fn read_of(&mut self, sent: Option<Written>, random: &mut Random) -> Entry {
-        let (bytes, unit) = (self.any_bytes(3 + random.below(5), random), [16, 8, 4][random.below(3) as usize]);
-        let Some(turned) = self.windows.iter_mut().flatten().find(|w| w.is_turned) else {
+        let Some(ReadPlace { of, local, turned }) = self.read_place(sent, random) else {
             return self.addition(true, random);
         };
-        let written = sent.unwrap_or_else(|| {
-            let from = turned.some(bytes, unit, random);
-            Written { data: Data::Copy { from, to: 0, bytes }, key: turned.key(), at: from - turned.here }
-        });
-        let bytes = written.data.bytes();
-        let room = if bytes % 4 == 0 { turned.room(bytes, unit.max(4), random) } else { None };
-        let (Some(local), turned) = (room, *turned) else { return self.addition(true, random) };
-        let send = self.send(Kind::Read, (written.at, written.key), random);
-        let send = Send { len: bytes as u32, lkey: turned.key(), local, ..send };
-        Entry::new(send.words(), Some(written.data.at(turned.peer + local)), None)
+        let send = self.send(Kind::Read, (of.at, of.handle as u32), random);
+        let send = Send { len: of.data.bytes() as u32, lkey: turned.key(), local, ..send };
+        Entry::new(send.words(), Some(of.data.at(turned.peer + local)), None)
     }
 
     /// A dump of some of the sink.

@@ -93,14 +93,14 @@ pub const ALIKE: &[Fault] = &[
     ),
     (
         "values are learned",
-        "    or.pred         %p0, is_va, is_inline;\n    setp.gt.u32     %p1, bytes, most;",
-        "    mov.pred        %p0, is_va;\n    setp.gt.u32     %p1, bytes, most;",
+        "    or.pred         %p0, is_va, is_inline;\n    or.pred         %p0, %p0, is_read;",
+        "    or.pred         %p0, is_va, is_read;",
         serve_alike,
     ),
     (
         "signals by window are learned",
-        "    or.pred         %p0, is_va, is_inline;\n    setp.gt.u32     %p1, bytes, most;",
-        "    mov.pred        %p0, is_inline;\n    setp.gt.u32     %p1, bytes, most;",
+        "    or.pred         %p0, is_va, is_inline;\n    or.pred         %p0, %p0, is_read;",
+        "    or.pred         %p0, is_inline, is_read;",
         serve_alike,
     ),
     (
