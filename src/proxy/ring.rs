@@ -79,9 +79,6 @@ pub trait Ring: Send + 'static {
     /// Whether two entries may become one operation: [`Entry::Joined`].
     const JOINS: bool = false;
 
-    /// Whether a kernel that serves the ring takes an entry that is one get.
-    const KERNEL_GETS: bool = false;
-
     /// That, for the entry which is the next one now.
     fn head(&self) -> Self::Head;
 

@@ -341,8 +341,6 @@ impl Ring for SendQueue {
     const ENDS: Ends = Ends::Ring;
     const JOINS: bool = true;
 
-    const KERNEL_GETS: bool = true;
-
     #[inline(always)]
     fn head(&self) -> Look {
         // Where nobody rings, the next entry shows in its slot. Should the newest one be rung yet, device code knows

@@ -4,6 +4,7 @@ use super::super::{Kept, Work};
 use super::hand_over::REST_WITHIN;
 use super::*;
 use crate::fabric::lanes::{LaneView, Position, LONGEST_APART, TOGETHER};
+use crate::memory::key::Key;
 use crate::proxy::idle::Rest;
 use crate::proxy::lane::stands::Stands;
 use crate::proxy::lane::{Common, Lane};
@@ -14,6 +15,9 @@ use crate::rma::seq::Seq;
 use kernel::{Kernel, Orders};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Mutex;
+
+/// Any window on a GPU.
+const GPU: u32 = Key::gpu(1, false).0;
 
 /// Entries that stand in a ring, and the bytes that each puts.
 #[derive(Default)]
@@ -62,7 +66,7 @@ impl Ring for Entries {
             return Entry::Flush(Finish::NONE);
         }
         let len = self.stand.bytes.load(Ordering::Relaxed).into();
-        ops.push(Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len, signal: None, more: false }));
+        ops.push(Op::Put(Put { local: 0, lkey: GPU, rkey: GPU, remote: 0, len, signal: None, more: false }));
         Entry::Op(Finish::NONE)
     }
     fn rung(&mut self) -> u32 {

@@ -2,6 +2,7 @@
 
 use super::BATCH;
 use crate::fabric::lanes::{Apart, LONGEST};
+use crate::memory::key::Key;
 use crate::proxy::ops::Ops;
 use crate::proxy::ring::Finish;
 use crate::rma::op::Op;
@@ -37,11 +38,14 @@ impl Other {
     }
 }
 
-/// Copies that are not longer than `longest`, and what else a kernel takes.
+/// Copies that are not longer than `longest`, and what else a kernel takes. It writes into GPU memory alone, and reads
+/// from that, but for gets, which come out of some host memory, too.
 fn is_for_kernel(op: &Op, longest: u64) -> bool {
+    let is_near = |lkey: u32, rkey: u32| Key(lkey).is_on_gpu() && Key(rkey).is_on_gpu();
     match op {
-        Op::Put(_) | Op::Get(_) => op.len() <= longest,
-        Op::Value(value) => value.payload.bytes().len() <= 8,
+        Op::Put(put) => put.len == 0 || put.len <= longest && is_near(put.lkey, put.rkey),
+        Op::Get(get) => get.len <= longest && Key(get.lkey).is_on_gpu(),
+        Op::Value(value) => value.payload.bytes().len() <= 8 && Key(value.rkey).is_on_gpu(),
         Op::Atomic(_) => false,
     }
 }
@@ -140,9 +144,9 @@ impl Batch {
         self.others.push(Other { may_suit: false, ..Other::new(Finish::NONE, ops) });
     }
 
-    /// The same where they bring something here. `may_suit`: a kernel takes such an entry of one operation.
-    pub(super) fn add_gets(&mut self, ops: u8, may_suit: bool) {
-        self.others.push(Other { brings: true, may_suit: may_suit && ops == 1, ..Other::new(Finish::NONE, ops) });
+    /// The same where they bring something here.
+    pub(super) fn add_gets(&mut self, ops: u8) {
+        self.others.push(Other { brings: true, ..Other::new(Finish::NONE, ops) });
     }
 
     pub(super) fn len(&self) -> u32 {
@@ -153,11 +157,36 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rma::op::{Get, Put};
+    use crate::rma::op::{Get, Payload, Put, Value};
+
+    const HOST: u32 = 1;
+    const GPU: u32 = Key::gpu(1, false).0;
+
+    fn put(lkey: u32, rkey: u32, len: u64) -> Op {
+        Op::Put(Put { local: 0, lkey, rkey, remote: 0, len, signal: None, more: false })
+    }
+
+    #[test]
+    fn what_moves_bytes_from_or_to_host_memory_does_not_suit() {
+        let value = |rkey| {
+            let payload = Payload::new(&[7]).expect("a byte");
+            Op::Value(Value { payload, rkey, remote: 0, signal: None, more: false })
+        };
+        for (op, suits) in [
+            (put(GPU, GPU, 8), true),
+            (put(HOST, GPU, 8), false),
+            (put(GPU, HOST, 8), false),
+            (put(HOST, HOST, 0), true),
+            (value(GPU), true),
+            (value(HOST), false),
+        ] {
+            assert_eq!(is_for_kernel(&op, LONGEST), suits, "{op:?}");
+        }
+    }
 
     #[test]
     fn what_is_behind_an_entry_that_asks_for_nothing_suits_as_ever() {
-        let put = |len| Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len, signal: None, more: false });
+        let put = |len| put(GPU, GPU, len);
         let suits = |fill: &dyn Fn(&mut Batch)| {
             let mut batch = Batch::default();
             batch.add_nop();
@@ -177,16 +206,16 @@ mod tests {
         assert!(!suits(&|batch| batch.add(Finish::NONE, false)), "a wait");
         assert!(!suits(&|batch| batch.add(Finish(1), true)), "a counter");
         assert!(!suits(&|batch| batch.add_several(1)), "several ranges");
-        let get = |len| Op::Get(Get { local: 0, lkey: 0, rkey: 0, remote: 0, len, more: false });
-        let gets = |ops: u8, len: u64, may_suit: bool| {
+        let get = |len, lkey| Op::Get(Get { local: 0, lkey, rkey: HOST, remote: 0, len, more: false });
+        let gets = |ops: u8, len: u64, lkey: u32| {
             suits(&|batch| {
-                (0..ops).for_each(|_| batch.ops.push(get(len)));
-                batch.add_gets(ops, may_suit);
+                (0..ops).for_each(|_| batch.ops.push(get(len, lkey)));
+                batch.add_gets(ops);
             })
         };
-        assert!(gets(1, LONGEST, true));
-        assert!(!gets(1, LONGEST, false), "of a ring whose gets no kernel takes");
-        assert!(!gets(2, 8, true) && !gets(1, LONGEST + 1, true));
+        assert!(gets(1, LONGEST, GPU));
+        assert!(!gets(1, 8, HOST), "into host memory");
+        assert!(!gets(2, 8, GPU) && !gets(1, LONGEST + 1, GPU));
         assert!(!suits(&|batch| {
             batch.ops.push(put(LONGEST + 1));
             batch.add(Finish::NONE, true);
@@ -195,7 +224,7 @@ mod tests {
     #[test]
     fn a_longer_copy_suits_behind_four_others_or_a_pause() {
         use crate::fabric::lanes::{LONGEST_APART, LONGEST_PAUSED};
-        let put = |len| Op::Put(Put { local: 0, lkey: 0, rkey: 0, remote: 0, len, signal: None, more: false });
+        let put = |len| put(GPU, GPU, len);
         let visit_of = |apart: &mut Apart, lens: &[u64]| {
             let mut batch = Batch::default();
             for len in lens {

@@ -57,7 +57,7 @@ impl<R: Ring> Lane<R> {
                 Entry::Nothing(finish) => batch.add(finish, false),
                 Entry::Nop => batch.add_nop(),
                 Entry::Ops(ops) => batch.add_several(ops),
-                Entry::Gets(ops) => batch.add_gets(ops, R::KERNEL_GETS),
+                Entry::Gets(ops) => batch.add_gets(ops),
                 Entry::Flush(finish) => {
                     stop = Some(Stop::Flush(finish));
                     break;
