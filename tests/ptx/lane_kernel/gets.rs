@@ -51,6 +51,7 @@ fn bench_of_gets(ptx: &str, seed: u64, queues: u64) -> (Bench, usize) {
         q.windows[0].get_or_insert_with(|| queue::Window::new(q.number, 0, &mut bench.gpu.random));
     }
     q.turned(&mut bench.gpu.random);
+    q.has_gets = true;
     bench.empty_queues();
     (bench, place)
 }
@@ -63,6 +64,23 @@ fn serve_kind(ptx: &str, seed: u64, kind: fn(&Queue, &Entry, usize) -> bool) {
 
 fn is_shared_signal(e: &Entry) -> bool {
     e.signal.is_some_and(|s| s.is_shared)
+}
+
+/// Some launches of queues that have anything.
+pub fn serve_anything(ptx: &str, seed: u64) {
+    let (mut bench, _) = bench_of_gets(ptx, seed, [1, 2, 5][seed as usize % 3]);
+    for q in bench.queues.iter_mut().flatten().filter(|q| q.form == Form::Bytes128) {
+        q.has_gets = true;
+    }
+    for _ in 0..3 {
+        let entries = bench.below(60);
+        let life = [5_000 + bench.below(60_000), NEVER][bench.below(2) as usize];
+        serve_launch(&mut bench, entries, life);
+    }
+    bench.launch(NEVER, NEVER);
+    bench.go();
+    bench.run_until(|b| b.left() == 0);
+    bench.finish();
 }
 
 /// Gets alone.
@@ -182,6 +200,7 @@ pub fn serve_refused_behind(ptx: &str, seed: u64) {
 
 #[test]
 fn gets_are_served() {
+    (0..8).for_each(|seed| serve_anything(PTX, seed));
     (0..8).for_each(|seed| serve_gets(PTX, seed));
     (0..4).for_each(|seed| serve_puts_behind(PTX, seed));
     (0..4).for_each(|seed| serve_flushes(PTX, seed));

@@ -79,6 +79,8 @@ pub struct Queue {
     pub is_far: bool,
     /// Nothing of it is to be taken.
     pub is_watched: bool,
+    /// Descriptors are gets and flushes, too.
+    pub has_gets: bool,
     pub windows: [Option<Window>; 4],
     pub next_signal: u64,
     /// What was sent last, for a read of it.
@@ -178,11 +180,8 @@ impl Queue {
         let form = [Form::Bytes64, Form::Bytes128][random.below(2) as usize];
         let newest = if form == Form::Bytes64 { 0 } else { 1 + random.below(2) as u32 };
         let one = random.below(4) as usize;
-        let mut windows: [Option<Window>; 4] =
+        let windows =
             std::array::from_fn(|i| (i == one || random.below(2) == 0).then(|| Window::new(number, i as u64, random)));
-        if form == Form::Bytes128 && random.below(2) == 0 {
-            turn_one(&mut windows);
-        }
         Self {
             number,
             slots: [4, 8, 16, 32, 64][random.below(5) as usize],
@@ -196,6 +195,7 @@ impl Queue {
             pair: None,
             is_far: random.below(2) == 0,
             is_watched: false,
+            has_gets: false,
             windows,
             next_signal: 1,
             written: None,
@@ -340,7 +340,7 @@ impl Queue {
         if self.pair.is_some() {
             return self.any_send(random);
         }
-        let size = match random.below(if self.form == Form::Bytes128 { 11 } else { 8 }) {
+        let size = match random.below(if self.has_gets { 11 } else { 8 }) {
             0 => return self.value_entry(random),
             1 => return self.va_entry(random),
             2 => 0,
