@@ -73,7 +73,11 @@ fn serve_slots(slots: Slots, ptx: &str, seed: u64) {
     let mut random = Random(!seed);
     let spread = seed % 4;
     let queues = [1, 2, 5, 8 << spread][random.below(4) as usize];
-    let mut bench = Bench::of(slots, ptx, seed, spread, queues);
+    serve_launches(Bench::of(slots, ptx, seed, spread, queues));
+}
+
+/// The same on a bench.
+fn serve_launches(mut bench: Bench) {
     for _ in 0..3 {
         let entries = bench.below(60);
         // Some end with work undone.

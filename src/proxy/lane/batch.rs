@@ -41,11 +41,11 @@ impl Other {
 /// Copies that are not longer than `longest`, and what else a kernel takes. It writes into GPU memory alone, and reads
 /// from that, but for gets, which come out of some host memory, too.
 fn is_for_kernel(op: &Op, longest: u64) -> bool {
-    let is_near = |lkey: u32, rkey: u32| Key(lkey).is_on_gpu() && Key(rkey).is_on_gpu();
+    let is_on_gpu = |key: u32| Key(key).is_on_gpu();
     match op {
-        Op::Put(put) => put.len == 0 || put.len <= longest && is_near(put.lkey, put.rkey),
-        Op::Get(get) => get.len <= longest && Key(get.lkey).is_on_gpu(),
-        Op::Value(value) => value.payload.bytes().len() <= 8 && Key(value.rkey).is_on_gpu(),
+        Op::Put(put) => put.len == 0 || put.len <= longest && is_on_gpu(put.lkey) && is_on_gpu(put.rkey),
+        Op::Get(get) => get.len <= longest && is_on_gpu(get.lkey),
+        Op::Value(value) => value.payload.bytes().len() <= 8 && is_on_gpu(value.rkey),
         Op::Atomic(_) => false,
     }
 }

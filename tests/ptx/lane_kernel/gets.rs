@@ -3,23 +3,19 @@
 
 use super::order::serve_fast_on;
 use super::queue::{Data, Entry, Queue};
-use super::reads::{ReadPlace, Written};
-use super::refused::{check_refused_at, lengthen};
+use super::reads::ReadPlace;
+use super::refused::{check_refused_at, lengthen, run_until_refused};
 use super::*;
 use nccl_plugin_api::descriptor::{Descriptor, Form, OP_FLUSH, OP_GET, OP_INLINE, OP_PUT};
 
 impl Queue {
-    fn op(&self, entry: &Entry) -> u16 {
+    pub fn op(&self, entry: &Entry) -> u16 {
         Descriptor { words: entry.words, form: self.form }.op()
     }
 
     /// A get of what the peer has, or of what was sent last; a signal alone where it has no window or room.
     pub fn get_entry(&mut self, random: &mut Random) -> Entry {
         let sent = self.sent_last(random);
-        self.get_of(sent, random)
-    }
-
-    fn get_of(&mut self, sent: Option<Written>, random: &mut Random) -> Entry {
         let Some(ReadPlace { of, local, turned }) = self.read_place(sent, random) else {
             return self.put_entry(None, 4, random);
         };
@@ -72,15 +68,7 @@ pub fn serve_anything(ptx: &str, seed: u64) {
     for q in bench.queues.iter_mut().flatten().filter(|q| q.form == Form::Bytes128) {
         q.has_gets = true;
     }
-    for _ in 0..3 {
-        let entries = bench.below(60);
-        let life = [5_000 + bench.below(60_000), NEVER][bench.below(2) as usize];
-        serve_launch(&mut bench, entries, life);
-    }
-    bench.launch(NEVER, NEVER);
-    bench.go();
-    bench.run_until(|b| b.left() == 0);
-    bench.finish();
+    serve_launches(bench);
 }
 
 /// Gets alone.
@@ -134,6 +122,11 @@ pub fn serve_get_in_front(ptx: &str, seed: u64) {
     }
 }
 
+/// The first offset that is a multiple of 4 and leaves less than 64 of so many bytes.
+fn past_end(bytes: u64) -> u64 {
+    (bytes - 64) / 4 * 4 + 4
+}
+
 /// A get that is not for the kernel, for this reason, among others.
 pub fn serve_refused_get(ptx: &str, seed: u64, name: &str) {
     let (mut bench, place) = bench_of_gets(ptx, seed, 3);
@@ -142,13 +135,12 @@ pub fn serve_refused_get(ptx: &str, seed: u64, name: &str) {
     let (mut from, mut to, mut size) = ((0, turned.handle), (0, turned.handle), 64);
     let align = |base: u64| base.next_multiple_of(16) - base;
     (from.0, to.0) = (align(turned.here), align(turned.peer));
-    let end = |bytes: u64| (bytes - 64) / 4 * 4 + 4;
     match name {
         "the peer's window unknown" => from.1 ^= 1 << 40,
         "the own window unknown" => to.1 ^= 1 << 40,
         "it begins behind the peer's window" => from.0 += turned.here_bytes.next_multiple_of(4),
-        "it ends behind the peer's window" => from.0 = end(turned.here_bytes),
-        "it ends behind the own window" => to.0 = end(turned.peer_bytes),
+        "it ends behind the peer's window" => from.0 = past_end(turned.here_bytes),
+        "it ends behind the own window" => to.0 = past_end(turned.peer_bytes),
         "it is not aligned at the peer" => from.0 += 2,
         "it is not aligned here" => to.0 += 1,
         "its size is not aligned" => size = 62,
@@ -180,22 +172,13 @@ pub fn serve_refused_behind(ptx: &str, seed: u64) {
     let data = Data::Copy { from: turned.here + from, to: turned.peer + local, bytes: 64 };
     bench.post(vec![(place, Entry::new(get(from, local), Some(data), None))], 1);
     bench.run_until(|b| b.left() == 0);
-    let end = |bytes: u64| (bytes - 64) / 4 * 4 + 4;
     // Inside the other end's window, if that is longer.
     let bad = match turned.here_bytes < turned.peer_bytes {
-        true => get(end(turned.here_bytes), local),
-        false => get(from, end(turned.peer_bytes)),
+        true => get(past_end(turned.here_bytes), local),
+        false => get(from, past_end(turned.peer_bytes)),
     };
     bench.post(vec![(place, Entry::new(bad, None, None))], 1);
-    let mut turns = 0;
-    while !bench.position(place).1 {
-        bench.run(10);
-        turns += 10;
-        assert!(bench.taken(place) <= 1, "taken");
-        assert!(turns < TOO_LONG, "not refused");
-    }
-    bench.check();
-    assert_eq!(bench.queue(place).refused, Some(1));
+    run_until_refused(&mut bench, place, 1, "it ends behind a window");
 }
 
 #[test]

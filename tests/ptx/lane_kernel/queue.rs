@@ -98,13 +98,6 @@ pub struct Queue {
     pub refused: Option<usize>,
 }
 
-/// One of these windows is for reads alone, if there is another one.
-pub fn turn_one(windows: &mut [Option<Window>; 4]) {
-    if let Some(turned) = windows.iter_mut().flatten().skip(1).last() {
-        turned.is_turned = true;
-    }
-}
-
 /// What a source holds at an address; never 0.
 pub fn pattern(at: u64) -> u8 {
     ((at * 31 + at / 256 * 7) % 255 + 1) as u8

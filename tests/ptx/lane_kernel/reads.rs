@@ -2,7 +2,7 @@
 
 use super::queue::{Data, Entry, Queue, Signal, Window};
 use super::{sends_read, Random};
-use nccl_plugin_api::descriptor::{Descriptor, OP_GET};
+use nccl_plugin_api::descriptor::OP_GET;
 
 /// What an entry brings to the peer.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +47,7 @@ impl Queue {
     pub fn is_read(&self, entry: &Entry) -> bool {
         match &self.pair {
             Some(_) => sends_read::is_read(entry),
-            None => Descriptor { words: entry.words, form: self.form }.op() == OP_GET,
+            None => self.op(entry) == OP_GET,
         }
     }
 

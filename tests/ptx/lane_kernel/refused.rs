@@ -177,16 +177,7 @@ pub fn check_refused_at(mut bench: Bench, place: usize, entries: Vec<Entry>, at:
         }
     }
     bench.post(all, 3);
-    let mut turns = 0;
-    while !bench.position(place).1 {
-        bench.run(10);
-        turns += 10;
-        assert!(bench.taken(place) <= at, "taken: {name}");
-        assert!(turns < TOO_LONG, "not refused: {name}");
-    }
-    // By now all before it are done.
-    bench.check();
-    assert_eq!(bench.queue(place).refused, Some(at), "{name}");
+    run_until_refused(&mut bench, place, at, name);
     check_left_alone(&mut bench, place, name);
     // Others go on, and get more.
     let rest = bench.queue(place).entries.len() - at;
@@ -194,6 +185,19 @@ pub fn check_refused_at(mut bench: Bench, place: usize, entries: Vec<Entry>, at:
     bench.post_some(6);
     bench.run_until(|b| b.left() == rest);
     bench.finish();
+}
+
+/// The entry of a queue with this number is refused, and all before it are done by then.
+pub fn run_until_refused(bench: &mut Bench, place: usize, at: usize, name: &str) {
+    let mut turns = 0;
+    while !bench.position(place).1 {
+        bench.run(10);
+        turns += 10;
+        assert!(bench.taken(place) <= at, "taken: {name}");
+        assert!(turns < TOO_LONG, "not refused: {name}");
+    }
+    bench.check();
+    assert_eq!(bench.queue(place).refused, Some(at), "{name}");
 }
 
 /// The host has taken over a queue: what it writes to its position stays.

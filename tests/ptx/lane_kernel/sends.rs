@@ -1,6 +1,5 @@
 //! Send entries of the software NIC: their bytes, and queues of them.
 
-use super::queue::turn_one;
 use super::queue::{Data, Entry, Queue, Signal, Window};
 use super::reads::Written;
 use super::*;
@@ -174,7 +173,9 @@ impl Queue {
             w.handle = [small, w.handle & 0xffff_ffff | 1 << 16][random.below(2) as usize];
         }
         let at = self.windows.iter().position(Option::is_some).expect("a window");
-        turn_one(&mut self.windows);
+        if let Some(turned) = self.windows.iter_mut().flatten().skip(1).last() {
+            turned.is_turned = true;
+        }
         let offset = self.windows[at].as_mut().and_then(|w| w.room(8, 8, random)).expect("room");
         let high = [0, 1, random.next() >> 33][random.below(3) as usize];
         let number = [random.next() as u32 & 0xff_ffff, 0xff_ffff, 1][random.below(3) as usize];
