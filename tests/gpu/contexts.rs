@@ -370,7 +370,7 @@ fn a_window_waits_for_a_copy_that_is_being_started() {
     let _context = fake.enter(0);
     let (cuda, at) = (driver(&fake), fake.alloc(0, 4096, false));
     let context = Arc::new(Context::of(&cuda, &cuda.pointer(at).unwrap()).unwrap());
-    let pools = PinnedPools::open(0, &AppThread::start(0, context).unwrap(), false, 1).unwrap();
+    let pools = PinnedPools::open(0, &AppThread::start(0, context, 8).unwrap(), false, 1).unwrap();
     pools.add_window(3, Extent { base: at, len: 4096 });
     let mut buffer = pools.buffer(8).unwrap().unwrap();
     // SAFETY: a slot of at least 8 bytes, aligned.

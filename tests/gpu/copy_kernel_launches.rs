@@ -171,6 +171,42 @@ fn there_are_no_more_late_launches_than_slots() {
     assert!(late >= LAUNCH_SLOTS, "{late} late launches");
 }
 
+/// A launch that is late keeps a hardware queue of the application's context: all ranks together have half of the eight
+/// at most, and those that get none go on without.
+#[test]
+fn launches_of_all_ranks_leave_half_of_the_hardware_queues() {
+    const RANKS: usize = 3;
+    let fake = take();
+    let most = AtomicUsize::new(0);
+    job(RANKS, 2, |r| {
+        let _context = fake.enter(0);
+        let [src, dst] = [(), ()].map(|()| fake.window(r, 0, 8, 0));
+        let peer = (r.rank + 1) % RANKS;
+        let burst = || {
+            let put = |i: u64| r.put(i as i32 % 2, (src.as_window(), 0), 8, (dst.as_window(), i % 8 * 8), peer, None);
+            let all: Vec<_> = (0..60).map(put).collect();
+            all.into_iter().for_each(|q| r.wait(q));
+            most.fetch_max(fake.held_launches(), Ordering::Relaxed);
+        };
+        if r.rank == 0 {
+            fake.hold_launches(1000);
+        }
+        r.job.barrier.wait();
+        repeat_until("as many as may be are late", burst, || most.load(Ordering::Relaxed) >= 4);
+        (0..100).for_each(|_| burst());
+        r.job.barrier.wait();
+        if r.rank == 0 {
+            fake.hold_launches(0);
+        }
+        let before = fake.commands();
+        repeat_until("kernels carry again", burst, || fake.commands() >= before + 8);
+        r.job.barrier.wait();
+    });
+    assert_eq!(most.into_inner(), 4);
+    fake.check();
+    assert_eq!(fake.launched(), 0);
+}
+
 /// Now this launch is late, now that one, while all kinds of small operations are under way.
 #[test]
 fn order_is_kept_from_slot_to_slot() {

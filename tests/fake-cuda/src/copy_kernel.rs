@@ -35,7 +35,7 @@ const WORDS: usize = 192;
 /// Bytes above which a copy is to be in a go of its own.
 const ALONE_ABOVE: u32 = 64 << 20;
 /// Launch slots that there are boards for.
-const LAUNCH_SLOTS: u64 = 4;
+const LAUNCH_SLOTS: u64 = 2;
 
 static COMMANDS: AtomicU64 = AtomicU64::new(0);
 static WORKER_COMMANDS: AtomicU64 = AtomicU64::new(0);

@@ -4,7 +4,7 @@ use super::*;
 use crate::support::common::job;
 
 /// Places where each rank's copy kernel can be launched; each has a launch when it is made, which carries nothing.
-pub const LAUNCH_SLOTS: usize = 4;
+pub const LAUNCH_SLOTS: usize = 2;
 /// Launches when two ranks register.
 pub const FIRST: u64 = 2 * LAUNCH_SLOTS as u64;
 

@@ -6,6 +6,7 @@
 //! there (loading and launching the copy kernel, looking for the context's faults, unmapping memory of other processes)
 //! is given to this thread, and nobody waits for it but set-up and closing.
 
+use super::resident::QueueShare;
 use super::DRAIN_WITHIN;
 use crate::error::Result;
 use crate::sys::sync::{Condvar, Mutex};
@@ -37,6 +38,7 @@ struct Inner {
 
 struct Shared {
     context: Arc<Context>,
+    queue_share: Arc<QueueShare>,
     inner: Mutex<Inner>,
     changed: Condvar,
     /// The thread looks for faults now and then, until a look finds that nothing was started since the one before.
@@ -56,9 +58,11 @@ pub struct AppThread {
 }
 
 impl AppThread {
-    /// Starts it for an engine's rank. First it makes a stream in the context, by which it learns of faults.
-    pub fn start(rank: u32, context: Arc<Context>) -> Result<Arc<Self>> {
+    /// Starts it for an engine's rank, in a context with so many hardware queues. First it makes a stream in the
+    /// context, by which it learns of faults.
+    pub fn start(rank: u32, context: Arc<Context>, hardware_queues: u32) -> Result<Arc<Self>> {
         let shared = Arc::new(Shared {
+            queue_share: QueueShare::of(&context, hardware_queues),
             context,
             inner: Mutex::default(),
             changed: Condvar::default(),
@@ -82,6 +86,11 @@ impl AppThread {
     /// The context.
     pub fn context(&self) -> &Arc<Context> {
         &self.shared.context
+    }
+
+    /// What launches may take of its hardware queues.
+    pub fn queue_share(&self) -> &Arc<QueueShare> {
+        &self.shared.queue_share
     }
 
     /// Has the thread do something, with nothing current, when it has done what it was given before. Never waits.

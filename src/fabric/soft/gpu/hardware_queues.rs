@@ -1,13 +1,13 @@
 //! Ranks of one process that share a GPU.
 //!
-//! CUDA maps the streams of a context onto a few hardware queues. Two ranks' streams may share one, and then a kernel
-//! of one rank that waits for the other's can lie in front of it: both wait for ever, and nothing of this library's is
-//! under way, so that no watch of its own would ever say so.
+//! CUDA gives the streams of a context that have work a few hardware queues. Two ranks' streams may share one, and then
+//! a kernel of one rank that waits for the other's can lie in front of it: both wait for ever, and nothing of this
+//! library's is under way, so that no watch of its own would ever say so.
 
 use super::all_engines;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// As many as a GPU has for a context: with these each stream of a few ranks has one of its own.
+/// As many as a GPU has for a context: with these each busy stream of a few ranks has one of its own.
 const MOST: u32 = 32;
 /// Said once a process.
 static IS_SAID: AtomicBool = AtomicBool::new(false);

@@ -235,7 +235,7 @@ impl Engine {
         }
         let tuning = self.state.lock().tuning;
         let failed = |e| cuda_error("a stream for GPU windows", &e);
-        let app = AppThread::start(self.rank, context)?;
+        let app = AppThread::start(self.rank, context, self.hardware_queues)?;
         if why == Opening::ForItself {
             app.wait_started();
         }

@@ -9,10 +9,10 @@
 //!
 //! A launch may wait for its turn for as long as the application likes, and so may the driver's call that makes it. So
 //! the call is made by the thread for the application's context ([`resident`](super::resident)), which nobody waits
-//! for: while it stands there is no copy kernel. And there are several *launch slots* ([`slot`]), each a stream and a
+//! for: while it stands there is no copy kernel. And there are two *launch slots* ([`slot`]), each a stream and a
 //! ring; one at a time is given commands. A launch that is not up in time is taken back if the thread has not
 //! come to it, and otherwise left to itself: whenever it comes up it finds no commands, and ends. Meanwhile the next
-//! one goes to another launch slot. Where none is free there is no copy kernel for now, and nothing waits for it.
+//! one goes to the other launch slot. Where none is free there is no copy kernel for now, and nothing waits for it.
 //!
 //! Engine and copy kernel never have operations in flight at the same time, which keeps everyone's order.
 //!

@@ -1,9 +1,8 @@
 //! A place where the copy kernel can be launched: a stream and a ring of its own.
 //!
-//! The driver maps a context's streams onto a few hardware queues. Where the application has work queued behind a
+//! The driver gives a context's streams with work a few hardware queues. Where the application has work queued behind a
 //! kernel that spins, that queue stands still, and a launch of ours in a stream that shares it waits for as long as the
-//! kernel spins. Streams made one after the other land in different queues, so a launch in another launch slot may run
-//! at once. A kernel that runs already is never held up.
+//! kernel spins; one in another launch slot may get another queue. A kernel that runs already is never held up.
 
 use super::ring::{Command, Ring, STOP};
 use super::{IDLE, IDLE_WITH_WORKERS, LIFE, THREADS, WARP};

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-/// How many there are: half of the eight queues that a context has by default (`CUDA_DEVICE_MAX_CONNECTIONS`).
+/// How many there are: one for the launch that runs or is late, and one for the next. With four, eight ranks of a
+/// process on one GPU had kernels that found no hardware queue of their own, and hung (docs/gpu/private-context.md).
 /// `copy.ptx` has boards for so many.
-pub const LAUNCH_SLOTS: usize = 4;
+pub const LAUNCH_SLOTS: usize = 2;
 /// First pause once as many launches in a row were late as there are launch slots; it doubles with each more late
 /// launch.
 const PAUSE: Duration = Duration::from_millis(1);

@@ -2,6 +2,7 @@
 //! belongs to the application's context, so the thread for that context makes, uses and ends it; who moves bytes only
 //! asks for launches.
 
+use super::queue_share::{QueueShare, QueueTaker};
 use super::LAUNCH_SLOTS;
 use crate::fabric::soft::gpu::app::AppThread;
 use crate::memory::gpu::cuda_error;
@@ -12,7 +13,7 @@ use std::borrow::Cow;
 use std::ffi::CStr;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a launch waits for the driver to know that the one before in its stream has ended, once that one has said
@@ -68,6 +69,10 @@ struct Objects {
 pub struct Launcher {
     code: Code,
     objects: ManuallyDrop<Mutex<Option<Objects>>>,
+    /// What it may take of the context's hardware queues.
+    share: Arc<QueueShare>,
+    /// Which launch slot's stream was given a launch, and was not seen to be past it.
+    launched: [AtomicBool; LAUNCH_SLOTS],
     /// The log says that the driver takes no launch for now.
     has_said: AtomicBool,
     /// The driver brings no memory to the GPU, and will bring none.
@@ -80,6 +85,7 @@ impl Launcher {
     /// of the launch slots, which is freed by `end` alone.
     pub fn open(
         context: &Context,
+        share: Arc<QueueShare>,
         code: Code,
         first: impl Fn(usize, SlotMemory) -> Launch,
     ) -> Result<(Arc<Self>, Vec<SlotMemory>), CudaError> {
@@ -105,7 +111,10 @@ impl Launcher {
         }
         let objects = ManuallyDrop::new(Mutex::new(Some(objects)));
         let (has_said, stays) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok((Arc::new(Self { code, objects, has_said, stays }), memories))
+        let launcher = Arc::new(Self { code, objects, share, launched: Default::default(), has_said, stays });
+        let taker: Weak<Self> = Arc::downgrade(&launcher);
+        launcher.share.join(taker);
+        Ok((launcher, memories))
     }
 
     /// The driver has refused a launch: says so, once where it may pass.
@@ -120,6 +129,21 @@ impl Launcher {
         match may_pass {
             true => Fate::RefusedForNow,
             false => Fate::Refused,
+        }
+    }
+
+    /// Takes a hardware queue for a launch, if one may be taken.
+    fn takes_queue(&self, objects: &Objects, slot: usize) -> bool {
+        self.forget_done(Some(objects));
+        self.share.take(|| self.launched[slot].store(true, Ordering::Relaxed))
+    }
+
+    /// Forgets launches that the driver knows to have ended, or whose context is gone.
+    fn forget_done(&self, objects: Option<&Objects>) {
+        for (slot, launched) in self.launched.iter().enumerate().filter(|(_, l)| l.load(Ordering::Relaxed)) {
+            if objects.is_none_or(|objects| objects.streams[slot].is_done().unwrap_or(true)) {
+                launched.store(false, Ordering::Relaxed);
+            }
         }
     }
 
@@ -162,6 +186,16 @@ impl Launcher {
             std::mem::forget((kernel, pinned, late));
         }
         all
+    }
+}
+
+impl QueueTaker for Launcher {
+    fn taken(&self) -> usize {
+        // Who has them locked is about to launch, and may stand in the driver; or ends it.
+        if let Some(objects) = self.objects.try_lock() {
+            self.forget_done(objects.as_ref());
+        }
+        self.launched.iter().filter(|launched| launched.load(Ordering::Relaxed)).count()
     }
 }
 
@@ -264,7 +298,7 @@ impl Request {
         let launched = context.enter().and_then(|_current| {
             let objects = launcher.objects.lock();
             let Some(objects) = &*objects else { return Ok(false) };
-            if !objects.comes_free(what.slot)? {
+            if !objects.comes_free(what.slot)? || !launcher.takes_queue(objects, what.slot) {
                 return Ok(false);
             }
             // SAFETY: the objects are freed by `end` alone, on this thread, when all are gone; a kernel is told only of

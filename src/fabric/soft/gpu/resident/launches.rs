@@ -67,8 +67,9 @@ impl<S: Slot> Launches<S> {
     where
         S: Send + 'static,
     {
+        let share = app.queue_share().clone();
         let opened = app.run(SET_UP_WITHIN, move |context| {
-            let (launcher, memories) = Launcher::open(context, code, first)?;
+            let (launcher, memories) = Launcher::open(context, share, code, first)?;
             let slots = memories.into_iter().enumerate().map(|(number, memory)| slot(number, memory)).collect();
             Ok::<_, CudaError>((launcher, slots))
         });
