@@ -429,26 +429,32 @@ impl Queue {
                 false => Entry::Absent,
             },
             Ok(Meaning::Op(op, finish)) => {
+                if let Op::Get(_) = op {
+                    self.places_nothing(index);
+                }
                 ops.push(op);
                 self.learn(&descriptor);
                 Entry::Op(finish)
             }
             Ok(Meaning::Nothing(finish)) => Entry::Nothing(finish),
             Ok(Meaning::Flush) => {
-                self.is_behind(index);
+                self.places_nothing(index);
                 Entry::Flush(Finish::NONE)
             }
             Err(fault) => Entry::Refused(fault.sentence(&descriptor, index).into()),
         }
     }
 
-    /// Whether all before a get or a flush is in place, or changes nothing: a get brings what was sent before it, and a
-    /// fabric carries out what it has at the same time. Neither changes anything for what comes behind it.
-    fn is_behind(&mut self, index: u32) -> bool {
-        let since = index.wrapping_sub(self.placed) as i32;
-        if since == 0 {
+    /// Whether all before an entry is in place, or changes nothing: a get brings what was sent before it, and a fabric
+    /// carries out what it has at the same time.
+    fn is_behind(&self, index: u32) -> bool {
+        index.wrapping_sub(self.placed) as i32 <= 0
+    }
+
+    /// A get or a flush changes nothing for what comes behind it.
+    fn places_nothing(&mut self, index: u32) {
+        if index == self.placed {
             self.placed = index.wrapping_add(1);
         }
-        since <= 0
     }
 }

@@ -2,7 +2,7 @@
 //! among others, in looks that are full.
 
 use super::queue::{any_increment, Data, Entry, Queue, Signal, Window};
-use super::refused::behind;
+use super::refused::{behind, run_until_refused};
 use super::*;
 use nccl_plugin_api::descriptor::{Descriptor, OP_INLINE, OP_PUT, OP_SIGNAL_ADD, OP_SIGNAL_INC, OP_VA_SIGNAL};
 
@@ -379,15 +379,7 @@ pub fn serve_alike_refused(ptx: &str, seed: u64) {
             }
         }
     }
-    let mut ran = 0;
-    while !bench.position(place).1 {
-        bench.run(10);
-        ran += 10;
-        assert!(bench.taken(place) <= begin + at, "taken");
-        assert!(ran < TOO_LONG, "not refused");
-    }
-    bench.check();
-    assert_eq!(bench.queue(place).refused, Some(begin + at));
+    run_until_refused(&mut bench, place, begin + at, "one of those that are alike");
     let rest = bench.queue(place).entries.len() - begin - at;
     bench.run_until(|b| b.left() == rest);
     if bench.spread > 0 {

@@ -119,8 +119,7 @@ impl Device {
         let machine = {
             let _current = home.enter()?;
             let streams = (0..has.ways).map(|_| Stream::create(&cuda)).collect::<Result<_, _>>()?;
-            let is_private = !Arc::ptr_eq(context, &home);
-            let near = (has.near && is_private).then(|| NearStream::create(&cuda)).transpose()?;
+            let near = (has.near && is_private(app, &home)).then(|| NearStream::create(&cuda)).transpose()?;
             let pinned = Pinned::alloc(&cuda, STAGING_AT + staging_bytes as usize)?;
             Machine { streams, near, pinned, numbers: Words::alloc(&cuda, NUMBERS as usize * 8)? }
         };
@@ -139,7 +138,7 @@ impl Device {
 
     /// Whether its streams are in a private context.
     pub fn has_private_context(&self) -> bool {
-        !Arc::ptr_eq(self.app.context(), &self.home)
+        is_private(&self.app, &self.home)
     }
 
     /// Writes the table of numbers. Set-up only: waits for it.
@@ -332,4 +331,9 @@ impl Device {
         // SAFETY: as above; nothing of ours lives in it any more.
         unsafe { ManuallyDrop::drop(&mut self.home) };
     }
+}
+
+/// Whether a context is not the application's.
+fn is_private(app: &AppThread, home: &Arc<Context>) -> bool {
+    !Arc::ptr_eq(app.context(), home)
 }
