@@ -146,7 +146,8 @@ const GENERAL: &[Variable] = &[
         name: "CUDA_DEVICE_MAX_CONNECTIONS",
         default: "8",
         meaning: "CUDA's own: how many hardware queues the streams of a process have on a GPU. Where ranks of one \
-                  process share a GPU the log asks for 32: streams that share a queue wait for each other.",
+                  process share a GPU the log asks for 32: streams that share a queue wait for each other. Kernels of \
+                  this library take half of them at most.",
         accepted: "1 to 32",
         apply: |config, text| within(text, 1, 32).map(|value| config.hardware_queues = value),
     },

@@ -86,18 +86,28 @@ fn one_that_starts_late_takes_over() {
     }
 }
 
+/// Sixty small puts by two contexts, waited for.
+fn put_burst<'a>(
+    r: &Rank,
+    [src, dst]: [&GpuWindow; 2],
+    peer: usize,
+    signal: impl Fn(u64) -> Option<(&'a Window, u64, u64)>,
+) {
+    let put = |i: u64| {
+        let (from, to) = ((src.as_window(), 0), (dst.as_window(), i % 8 * 8));
+        r.put(i as i32 % 2, from, 8, to, peer, signal(i))
+    };
+    let all: Vec<_> = (0..60).map(put).collect();
+    all.into_iter().for_each(|q| r.wait(q));
+}
+
 /// A job in which rank 0 does something with bursts of small puts to rank 1, all of which arrive.
 fn with_bursts(fake: &Fake, act: impl Fn(&mut dyn FnMut()) + Sync) {
     let sum = AtomicU64::new(0);
     on_one_gpu(fake, |r, [src, dst, sig]| {
         if r.rank == 0 {
             act(&mut || {
-                let put = |i: u64| {
-                    let (from, to) = ((src.as_window(), 0), (dst.as_window(), i % 8 * 8));
-                    r.put(i as i32 % 2, from, 8, to, 1, Some((sig.as_window(), 0, 1 + i % 3)))
-                };
-                let all: Vec<_> = (0..60).map(put).collect();
-                all.into_iter().for_each(|q| r.wait(q));
+                put_burst(r, [src, dst], 1, |i| Some((sig.as_window(), 0, 1 + i % 3)));
                 sum.fetch_add((0..60).map(|i| 1 + i % 3).sum(), Ordering::AcqRel);
             });
         }
@@ -183,9 +193,7 @@ fn launches_of_all_ranks_leave_half_of_the_hardware_queues() {
         let [src, dst] = [(), ()].map(|()| fake.window(r, 0, 8, 0));
         let peer = (r.rank + 1) % RANKS;
         let burst = || {
-            let put = |i: u64| r.put(i as i32 % 2, (src.as_window(), 0), 8, (dst.as_window(), i % 8 * 8), peer, None);
-            let all: Vec<_> = (0..60).map(put).collect();
-            all.into_iter().for_each(|q| r.wait(q));
+            put_burst(r, [&src, &dst], peer, |_| None);
             most.fetch_max(fake.held_launches(), Ordering::Relaxed);
         };
         if r.rank == 0 {

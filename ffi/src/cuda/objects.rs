@@ -237,11 +237,6 @@ impl Context {
         &self.cuda
     }
 
-    /// The same for all objects of the same context of CUDA, as long as that lives.
-    pub fn id(&self) -> usize {
-        self.raw as usize
-    }
-
     /// Its device.
     pub fn device(&self) -> CUdevice {
         self.device

@@ -20,7 +20,12 @@ const ENGINE_BYTES: usize = 32 << 10;
 impl Context {
     /// Whether both are one context of the driver's.
     pub fn is(&self, other: &Self) -> bool {
-        self.raw == other.raw
+        self.id() == other.id()
+    }
+
+    /// The same for all objects that are one context of the driver's, as long as that lives: for who does not keep it.
+    pub fn id(&self) -> usize {
+        self.raw as usize
     }
 
     /// A new context on a device, destroyed by its drop. Set-up only: takes some 100 ms, and 260 MiB of the GPU's

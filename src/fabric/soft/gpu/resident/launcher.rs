@@ -13,7 +13,7 @@ use std::borrow::Cow;
 use std::ffi::CStr;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a launch waits for the driver to know that the one before in its stream has ended, once that one has said
@@ -112,8 +112,7 @@ impl Launcher {
         let objects = ManuallyDrop::new(Mutex::new(Some(objects)));
         let (has_said, stays) = (AtomicBool::new(false), AtomicBool::new(false));
         let launcher = Arc::new(Self { code, objects, share, launched: Default::default(), has_said, stays });
-        let taker: Weak<Self> = Arc::downgrade(&launcher);
-        launcher.share.join(taker);
+        launcher.share.join(&launcher);
         Ok((launcher, memories))
     }
 
@@ -134,14 +133,14 @@ impl Launcher {
 
     /// Takes a hardware queue for a launch, if one may be taken.
     fn takes_queue(&self, objects: &Objects, slot: usize) -> bool {
-        self.forget_done(Some(objects));
+        self.forget_done(objects);
         self.share.take(|| self.launched[slot].store(true, Ordering::Relaxed))
     }
 
     /// Forgets launches that the driver knows to have ended, or whose context is gone.
-    fn forget_done(&self, objects: Option<&Objects>) {
-        for (slot, launched) in self.launched.iter().enumerate().filter(|(_, l)| l.load(Ordering::Relaxed)) {
-            if objects.is_none_or(|objects| objects.streams[slot].is_done().unwrap_or(true)) {
+    fn forget_done(&self, objects: &Objects) {
+        for (launched, stream) in self.launched.iter().zip(&objects.streams) {
+            if launched.load(Ordering::Relaxed) && stream.is_done().unwrap_or(true) {
                 launched.store(false, Ordering::Relaxed);
             }
         }
@@ -193,7 +192,8 @@ impl QueueTaker for Launcher {
     fn taken(&self) -> usize {
         // Who has them locked is about to launch, and may stand in the driver; or ends it.
         if let Some(objects) = self.objects.try_lock() {
-            self.forget_done(objects.as_ref());
+            let Some(objects) = &*objects else { return 0 };
+            self.forget_done(objects);
         }
         self.launched.iter().filter(|launched| launched.load(Ordering::Relaxed)).count()
     }

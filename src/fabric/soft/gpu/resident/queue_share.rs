@@ -43,10 +43,10 @@ impl QueueShare {
     }
 
     /// Counts what it takes from now on, as long as it lives.
-    pub fn join(&self, taker: Weak<dyn QueueTaker>) {
+    pub fn join<T: QueueTaker + 'static>(&self, taker: &Arc<T>) {
         let mut takers = self.takers.lock();
         takers.retain(|t| t.strong_count() > 0);
-        takers.push(taker);
+        takers.push(Arc::<T>::downgrade(taker));
     }
 
     /// Takes one more, which `note` adds to what its taker has, unless all are taken.
@@ -74,8 +74,7 @@ mod tests {
 
     fn joined(share: &QueueShare) -> Arc<AtomicUsize> {
         let taker = Arc::new(AtomicUsize::new(0));
-        let weak: Weak<AtomicUsize> = Arc::downgrade(&taker);
-        share.join(weak);
+        share.join(&taker);
         taker
     }
 
