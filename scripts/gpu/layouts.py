@@ -67,7 +67,7 @@ LAYOUTS = {
     "4gpu-sockets": Layout(4, 4, "as 4gpu-hosts, by NCCL's own socket transport, no plugin", HOSTS, SOCKETS, only=("nccl_alltoall",),
                            plugin=False),
     "2gpu": Layout(2, 1, "no NCCL, two GPUs", only=("limits", "locks"), plugin=False),
-    "1gpu": Layout(1, 1, "no NCCL, one GPU", only=("limits", "locks", "queue_places"), plugin=False),
+    "1gpu": Layout(1, 1, "no NCCL, one GPU", only=("hardware_queues", "limits", "locks", "queue_places"), plugin=False),
 }
 TWO_RANKS_ONLY = {"pingpong", "crowded"}
 # Load the plugin, connect nothing.
@@ -81,7 +81,7 @@ ONLY_BETWEEN_HOSTS = HOST_CALLS | {"symmetric"}
 # plugin at work: a connection is made (memory is allocated) while the other rank's kernel already spins.
 OWN_GPU_ONLY = {"collectives", "crowded", "symmetric"}
 # They use no NCCL: their log says nothing of a plugin.
-NO_NCCL = {"limits", "locks", "queue_places"}
+NO_NCCL = {"hardware_queues", "limits", "locks", "queue_places"}
 # Engines that give device code queues of the library's own, and the programs that only those of GDAKI take.
 OWN_QUEUES = ("own", "gdaki-soft", "gdaki")
 GDAKI_ONLY = {"gdaki_only"}
