@@ -181,13 +181,13 @@ fn there_are_no_more_late_launches_than_slots() {
     assert!(late >= LAUNCH_SLOTS, "{late} late launches");
 }
 
-/// A launch that is late keeps a hardware queue of the application's context: all ranks together have half of the eight
-/// at most, and those that get none go on without.
+/// A stream that has launches now and then keeps a hardware queue of the application's context: all ranks together have
+/// as many streams as half of the eight queues, and those that find none free go on without.
 #[test]
 fn launches_of_all_ranks_leave_half_of_the_hardware_queues() {
     const RANKS: usize = 3;
     let fake = take();
-    let most = AtomicUsize::new(0);
+    let (most, made) = (AtomicUsize::new(0), fake.calls("cuStreamCreateWithPriority"));
     job(RANKS, 2, |r| {
         let _context = fake.enter(0);
         let [src, dst] = [(), ()].map(|()| fake.window(r, 0, 8, 0));
@@ -211,6 +211,8 @@ fn launches_of_all_ranks_leave_half_of_the_hardware_queues() {
         r.job.barrier.wait();
     });
     assert_eq!(most.into_inner(), 4);
+    // Three of each engine's own, and one to ask for errors; one for all that brings memory, and four for launches.
+    assert_eq!(fake.calls("cuStreamCreateWithPriority") - made, RANKS as u64 * 4 + 1 + 4);
     fake.check();
     assert_eq!(fake.launched(), 0);
 }
@@ -253,8 +255,8 @@ fn closing_leaves_to_a_late_launch_what_it_needs() {
         let [loaded, unloaded, destroyed] = std::array::from_fn(|i| after[i] - before[i]);
         let left = u64::from(!gets_turn);
         assert_eq!((loaded, unloaded), (2, 2 - left), "its turn: {gets_turn}");
-        // Three of each engine's own, and one to ask for errors.
-        assert_eq!(destroyed, 2 * 4 + FIRST - left, "its turn: {gets_turn}");
+        // Three of each engine's own, and one to ask for errors; one for all that brings memory.
+        assert_eq!(destroyed, 2 * 4 + FIRST + 1 - left, "its turn: {gets_turn}");
         assert_eq!(fake.launched() as u64, left);
         fake.hold_launches(0);
         wait_until("it has ended", || fake.launched() == 0);

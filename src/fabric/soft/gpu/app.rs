@@ -6,7 +6,6 @@
 //! there (loading and launching the copy kernel, looking for the context's faults, unmapping memory of other processes)
 //! is given to this thread, and nobody waits for it but set-up and closing.
 
-use super::resident::QueueShare;
 use super::DRAIN_WITHIN;
 use crate::error::Result;
 use crate::sys::sync::{Condvar, Mutex};
@@ -38,7 +37,7 @@ struct Inner {
 
 struct Shared {
     context: Arc<Context>,
-    queue_share: Arc<QueueShare>,
+    hardware_queues: u32,
     inner: Mutex<Inner>,
     changed: Condvar,
     /// The thread looks for faults now and then, until a look finds that nothing was started since the one before.
@@ -62,8 +61,8 @@ impl AppThread {
     /// context, by which it learns of faults.
     pub fn start(rank: u32, context: Arc<Context>, hardware_queues: u32) -> Result<Arc<Self>> {
         let shared = Arc::new(Shared {
-            queue_share: QueueShare::of(&context, hardware_queues),
             context,
+            hardware_queues,
             inner: Mutex::default(),
             changed: Condvar::default(),
             is_awake: AtomicBool::new(false),
@@ -88,9 +87,9 @@ impl AppThread {
         &self.shared.context
     }
 
-    /// What launches may take of its hardware queues.
-    pub fn queue_share(&self) -> &Arc<QueueShare> {
-        &self.shared.queue_share
+    /// How many hardware queues its streams have.
+    pub fn hardware_queues(&self) -> u32 {
+        self.shared.hardware_queues
     }
 
     /// Has the thread do something, with nothing current, when it has done what it was given before. Never waits.

@@ -1,8 +1,9 @@
-//! A place where the copy kernel can be launched: a stream and a ring of its own.
+//! A place where the copy kernel can be launched: a ring of its own, and a stream while it has a launch.
 //!
 //! The driver gives a context's streams with work a few hardware queues. Where the application has work queued behind a
 //! kernel that spins, that queue stands still, and a launch of ours in a stream that shares it waits for as long as the
-//! kernel spins; one in another launch slot may get another queue. A kernel that runs already is never held up.
+//! kernel spins; one for another launch slot, in another stream, may get another queue. A kernel that runs already is
+//! never held up.
 
 use super::ring::{Command, Ring, STOP};
 use super::{IDLE, IDLE_WITH_WORKERS, LIFE, THREADS, WARP};

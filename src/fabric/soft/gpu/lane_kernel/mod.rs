@@ -301,8 +301,8 @@ impl LaneKernel {
 
     /// Has the queues of the one that serves, which are in managed memory, brought to its GPU.
     pub fn bring(&mut self) {
-        if let Some((slot, _)) = self.serving {
-            self.launches.bring(slot, std::mem::take(&mut self.queues).into());
+        if self.serving.is_some() {
+            self.launches.bring(std::mem::take(&mut self.queues).into());
             self.brought += 1;
         }
     }

@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// How many there are: one for the launch that runs or is late, and one for the next. With four, eight ranks of a
-/// process on one GPU had kernels that found no hardware queue of their own, and hung (docs/gpu/private-context.md).
-/// `copy.ptx` has boards for so many.
+/// How many there are: one for the launch that runs or is late, and one for the next. `copy.ptx` has boards for as
+/// many.
 pub const LAUNCH_SLOTS: usize = 2;
 /// First pause once as many launches in a row were late as there are launch slots; it doubles with each more late
 /// launch.

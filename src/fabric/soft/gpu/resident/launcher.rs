@@ -1,8 +1,8 @@
-//! What such a kernel has on the GPU: its code, its streams, the memory through which it talks to the host. All of it
-//! belongs to the application's context, so the thread for that context makes, uses and ends it; who moves bytes only
-//! asks for launches.
+//! What such a kernel has on the GPU: its code, the memory through which it talks to the host, its part of the streams.
+//! All of it belongs to the application's context, so the thread for that context makes, uses and ends it; who moves
+//! bytes only asks for launches.
 
-use super::queue_share::{QueueShare, QueueTaker};
+use super::streams::Member;
 use super::LAUNCH_SLOTS;
 use crate::fabric::soft::gpu::app::AppThread;
 use crate::memory::gpu::cuda_error;
@@ -16,10 +16,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a launch waits for the driver to know that the one before in its stream has ended, once that one has said
-/// so itself: a kernel's end takes a few microseconds. With something before it in its stream it would wait there for
-/// everything that shares the stream's hardware queue.
+/// How long a launch waits for the driver to know that the one before in its launch slot has ended, once that one has
+/// said so itself: a kernel's end takes a few microseconds. With something before it in its stream a launch would wait
+/// there for everything that shares the stream's hardware queue.
 const ENDED_WITHIN: Duration = Duration::from_micros(100);
+/// The same of the first launches, which are made at set-up alone, where all streams have one.
+const FREE_AT_SET_UP_WITHIN: Duration = Duration::from_secs(1);
 
 /// A kernel of ours.
 #[derive(Clone)]
@@ -48,7 +50,7 @@ pub struct SlotMemory {
 /// One launch.
 #[derive(Clone, Debug)]
 pub struct Launch {
-    /// Which launch slot, hence which stream and memory.
+    /// Which launch slot, hence which memory. The one before there has ended, as far as that has said so itself.
     pub slot: usize,
     /// Blocks, and threads of each.
     pub blocks: u32,
@@ -60,8 +62,8 @@ pub struct Launch {
 /// Driver objects; made, used and dropped with the application's context current.
 struct Objects {
     kernel: Kernel,
-    pinned: Pinned,
-    streams: Vec<Stream>,
+    /// The launch slots' memory.
+    _pinned: Pinned,
 }
 
 /// Shared by who asks for launches and the thread for the application's context. Never frees anything by itself: `end`
@@ -69,30 +71,29 @@ struct Objects {
 pub struct Launcher {
     code: Code,
     objects: ManuallyDrop<Mutex<Option<Objects>>>,
-    /// What it may take of the context's hardware queues.
-    share: Arc<QueueShare>,
-    /// Which launch slot's stream was given a launch, and was not seen to be past it.
-    launched: [AtomicBool; LAUNCH_SLOTS],
+    streams: Member,
     /// The log says that the driver takes no launch for now.
     has_said: AtomicBool,
     /// The driver brings no memory to the GPU, and will bring none.
     stays: AtomicBool,
 }
 
+/// A kernel that can be launched, and its launch slots' memory.
+pub type Opened = (Arc<Launcher>, Vec<SlotMemory>);
+
 impl Launcher {
-    /// Loads it and runs it once in each launch slot, as `first` says, briefly, so that the driver has done what it
-    /// does at a first launch. Set-up only: it may wait for kernels. In the application's context. Returns the memory
-    /// of the launch slots, which is freed by `end` alone.
+    /// Loads it and runs it once for each launch slot, as `first` says, briefly, so that the driver has done what it
+    /// does at a first launch. Set-up only: it may wait for kernels. In the application's context, which has so many
+    /// hardware queues. Returns the memory of the launch slots, which is freed by `end` alone. `None`: launches of
+    /// other ranks, which wait for room on the GPU, have all streams.
     pub fn open(
         context: &Context,
-        share: Arc<QueueShare>,
+        hardware_queues: u32,
         code: Code,
         first: impl Fn(usize, SlotMemory) -> Launch,
-    ) -> Result<(Arc<Self>, Vec<SlotMemory>), CudaError> {
+    ) -> Result<Option<Opened>, CudaError> {
         let cuda = context.cuda();
         let kernel = Kernel::load(cuda, &code.ptx, code.entry)?;
-        // One after the other, for queues of their own.
-        let streams = (0..LAUNCH_SLOTS).map(|_| Stream::create(cuda)).collect::<Result<Vec<_>, _>>()?;
         let pinned = Pinned::alloc(cuda, LAUNCH_SLOTS * code.bytes)?;
         let memory = |i: usize| {
             // SAFETY: inside what was just allocated.
@@ -100,20 +101,23 @@ impl Launcher {
             SlotMemory { host, device: pinned.device() + (i * code.bytes) as u64 }
         };
         let memories: Vec<_> = (0..LAUNCH_SLOTS).map(memory).collect();
-        let objects = Objects { kernel, pinned, streams };
+        let objects = Objects { kernel, _pinned: pinned };
+        let streams = Member::join(context, hardware_queues)?;
         for (slot, memory) in memories.iter().enumerate() {
+            let what = first(slot, *memory);
             // SAFETY: the objects stay until all are gone (`end`), or for ever.
-            if let Err(e) = unsafe { objects.launch(first(slot, *memory)) } {
-                // The first ones may run.
+            let launched =
+                streams.launch(slot, FREE_AT_SET_UP_WITHIN, |stream| unsafe { objects.launch(stream, what) });
+            if !matches!(launched, Ok(true)) {
+                // The first one may run.
                 std::mem::forget(objects);
-                return Err(e);
+                streams.leave();
+                return launched.map(|_| None);
             }
         }
         let objects = ManuallyDrop::new(Mutex::new(Some(objects)));
         let (has_said, stays) = (AtomicBool::new(false), AtomicBool::new(false));
-        let launcher = Arc::new(Self { code, objects, share, launched: Default::default(), has_said, stays });
-        launcher.share.join(&launcher);
-        Ok((launcher, memories))
+        Ok(Some((Arc::new(Self { code, objects, streams, has_said, stays }), memories)))
     }
 
     /// The driver has refused a launch: says so, once where it may pass.
@@ -131,36 +135,20 @@ impl Launcher {
         }
     }
 
-    /// Takes a hardware queue for a launch, if one may be taken.
-    fn takes_queue(&self, objects: &Objects, slot: usize) -> bool {
-        self.forget_done(objects);
-        self.share.take(|| self.launched[slot].store(true, Ordering::Relaxed))
+    /// The launch in a launch slot is late: its stream comes last from here on.
+    pub fn put_stream_last(&self, slot: usize) {
+        self.streams.put_last(slot);
     }
 
-    /// Forgets launches that the driver knows to have ended, or whose context is gone.
-    fn forget_done(&self, objects: &Objects) {
-        for (launched, stream) in self.launched.iter().zip(&objects.streams) {
-            if launched.load(Ordering::Relaxed) && stream.is_done().unwrap_or(true) {
-                launched.store(false, Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// Has ranges of managed memory, of so many bytes each, brought to the GPU, by the stream of a launch slot that has
-    /// nothing to do; otherwise they stay where they are, as they do on a GPU without room.
-    pub fn bring(&self, context: &Context, slot: usize, ranges: &[(u64, u64)]) {
+    /// Has ranges of managed memory, of so many bytes each, brought to the GPU; they stay where they are on a GPU
+    /// without room.
+    pub fn bring(&self, context: &Context, ranges: &[(u64, u64)]) {
+        let Some(stream) = self.streams.bringing() else { return };
         if self.stays.load(Ordering::Relaxed) {
             return;
         }
-        let brought = context.enter().and_then(|_current| {
-            let objects = self.objects.lock();
-            let Some(stream) = objects.as_ref().map(|objects| &objects.streams[slot]) else { return Ok(()) };
-            if !stream.is_done()? {
-                return Ok(());
-            }
-            let mut all = ranges.iter();
-            all.try_for_each(|&(at, bytes)| stream.bring(at, bytes as usize, context.device()))
-        });
+        let bring = |&(at, bytes): &(u64, u64)| stream.bring(at, bytes as usize, context.device());
+        let brought = context.enter().and_then(|_current| ranges.iter().try_for_each(bring));
         let Err(e) = brought else { return };
         if !e.may_pass() && !self.stays.swap(true, Ordering::Relaxed) {
             log::info!("queues of device code stay in host memory: {}", cuda_error("managed memory", &e).message());
@@ -168,34 +156,18 @@ impl Launcher {
     }
 
     /// Ends it, in the application's context: all launches have been told to end. `false`: one may still run, or is
-    /// late and will, after `within`; code, rings and the streams of those are left to the process. So they are where
-    /// the context has failed: each stream then has the error, whether its own launch has ended or not.
+    /// late and will, after `within`; code and memory are left to the process. So they are where the context has
+    /// failed: each stream then has the error, whether its own launch has ended or not.
     pub fn end(&self, within: Duration) -> bool {
-        let mut guard = self.objects.lock();
-        let Some(objects) = guard.take() else { return true };
-        let is_over = |s: &Stream| s.is_done().unwrap_or(false);
-        let has_failed = |s: &Stream| s.is_done().is_err();
-        let all = &objects.streams;
-        until(Instant::now() + within, || all.iter().all(is_over) || all.iter().any(has_failed));
-        let Objects { kernel, pinned, streams } = objects;
-        let (over, late): (Vec<_>, Vec<_>) = streams.into_iter().partition(is_over);
-        drop(over);
-        let all = late.is_empty();
+        let Some(objects) = self.objects.lock().take() else { return true };
+        let are_done = || self.streams.are_done();
+        until(Instant::now() + within, || are_done().unwrap_or(true));
+        let all = are_done().unwrap_or(false);
         if !all {
-            std::mem::forget((kernel, pinned, late));
+            std::mem::forget(objects);
         }
+        self.streams.leave();
         all
-    }
-}
-
-impl QueueTaker for Launcher {
-    fn taken(&self) -> usize {
-        // Who has them locked is about to launch, and may stand in the driver; or ends it.
-        if let Some(objects) = self.objects.try_lock() {
-            let Some(objects) = &*objects else { return 0 };
-            self.forget_done(objects);
-        }
-        self.launched.iter().filter(|launched| launched.load(Ordering::Relaxed)).count()
     }
 }
 
@@ -203,25 +175,9 @@ impl Objects {
     /// # Safety
     /// The arguments are true. The objects stay until the kernel is gone; what it will be told to touch stays until
     /// then, too.
-    unsafe fn launch(&self, mut what: Launch) -> Result<(), CudaError> {
+    unsafe fn launch(&self, stream: &Stream, mut what: Launch) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
-        unsafe { self.kernel.launch(&self.streams[what.slot], what.blocks, what.threads, &mut what.arguments) }
-    }
-
-    /// Whether the driver comes to know in time that nothing is in a stream any more.
-    fn comes_free(&self, slot: usize) -> Result<bool, CudaError> {
-        let end = Instant::now() + ENDED_WITHIN;
-        loop {
-            // First the clock: a thread that was held up asks once more.
-            let is_last = Instant::now() > end;
-            if self.streams[slot].is_done()? {
-                return Ok(true);
-            }
-            if is_last {
-                return Ok(false);
-            }
-            std::hint::spin_loop();
-        }
+        unsafe { self.kernel.launch(stream, what.blocks, what.threads, &mut what.arguments) }
     }
 }
 
@@ -235,7 +191,7 @@ pub enum Fate {
     Taken = 1,
     /// The driver has the launch.
     Launched = 2,
-    /// The stream was not free; nothing was launched.
+    /// No stream was free; nothing was launched.
     NotFree = 3,
     /// The driver took no launch, and will take none.
     Refused = 4,
@@ -298,12 +254,9 @@ impl Request {
         let launched = context.enter().and_then(|_current| {
             let objects = launcher.objects.lock();
             let Some(objects) = &*objects else { return Ok(false) };
-            if !objects.comes_free(what.slot)? || !launcher.takes_queue(objects, what.slot) {
-                return Ok(false);
-            }
             // SAFETY: the objects are freed by `end` alone, on this thread, when all are gone; a kernel is told only of
             // memory that stays until it is done with it.
-            unsafe { objects.launch(what) }.map(|()| true)
+            launcher.streams.launch(what.slot, ENDED_WITHIN, |stream| unsafe { objects.launch(stream, what) })
         });
         let fate = match launched {
             Ok(true) => Fate::Launched,

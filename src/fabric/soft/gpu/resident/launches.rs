@@ -5,7 +5,6 @@ use super::backoff::{choose, Backoff, LAUNCH_SLOTS};
 use super::launcher::{Code, Fate, Launch, Launcher, Request, SlotMemory};
 use crate::fabric::soft::gpu::app::{AppThread, SET_UP_WITHIN};
 use crate::fabric::soft::gpu::DRAIN_WITHIN;
-use oxygin_ffi::cuda::CudaError;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,7 +53,7 @@ pub struct Launches<S> {
 }
 
 impl<S: Slot> Launches<S> {
-    /// Loads the kernel and runs it once in each launch slot, as `first` says ([`Launcher::open`]). `slot` makes a
+    /// Loads the kernel and runs it once for each launch slot, as `first` says ([`Launcher::open`]). `slot` makes a
     /// launch slot of its number and memory, which is a part of its own, zeroed, and stays until `close` says that all
     /// have ended. Set-up only: it may wait for kernels.
     pub fn open(
@@ -67,14 +66,15 @@ impl<S: Slot> Launches<S> {
     where
         S: Send + 'static,
     {
-        let share = app.queue_share().clone();
+        let queues = app.hardware_queues();
         let opened = app.run(SET_UP_WITHIN, move |context| {
-            let (launcher, memories) = Launcher::open(context, share, code, first)?;
+            let opened = Launcher::open(context, queues, code, first).map_err(|e| e.to_string())?;
+            let (launcher, memories) = opened.ok_or("other ranks' launches that wait for the GPU have all streams")?;
             let slots = memories.into_iter().enumerate().map(|(number, memory)| slot(number, memory)).collect();
-            Ok::<_, CudaError>((launcher, slots))
+            Ok::<_, String>((launcher, slots))
         });
         let opened = opened.ok_or("the application's context is gone, or a call of the driver stands")?;
-        let (launcher, slots) = opened.map_err(|e| e.to_string())?;
+        let (launcher, slots) = opened?;
         let (app, backoff) = (app.clone(), Backoff::default());
         Ok(Self { rank, app, launcher, slots, request: None, backoff, late: 0, is_refused: false })
     }
@@ -136,6 +136,9 @@ impl<S: Slot> Launches<S> {
         self.late += 1;
         if is_none {
             self.forget_request(now);
+        } else {
+            let launcher = self.launcher.clone();
+            self.app.post(move || launcher.put_stream_last(number));
         }
         true
     }
@@ -145,13 +148,10 @@ impl<S: Slot> Launches<S> {
         self.late
     }
 
-    /// Has ranges of managed memory, of so many bytes each, brought to the GPU while the launch in a launch slot runs.
-    /// Never waits.
-    pub fn bring(&self, number: usize, ranges: Vec<(u64, u64)>) {
+    /// Has ranges of managed memory, of so many bytes each, brought to the GPU. Never waits.
+    pub fn bring(&self, ranges: Vec<(u64, u64)>) {
         let (launcher, context) = (self.launcher.clone(), self.app.context().clone());
-        // The next launches take the ones behind it first.
-        let slot = (number + LAUNCH_SLOTS - 1) % LAUNCH_SLOTS;
-        self.app.post(move || launcher.bring(&context, slot, &ranges));
+        self.app.post(move || launcher.bring(&context, &ranges));
     }
 
     /// Whether the thread stands in the driver's call for the last one.
