@@ -5,6 +5,7 @@ pub mod datagram;
 pub mod fork;
 pub mod handles;
 pub mod interfaces;
+pub mod keyed;
 pub mod memfd;
 pub mod net;
 pub mod pages;

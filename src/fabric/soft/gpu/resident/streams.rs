@@ -11,13 +11,15 @@
 //! Streams are made at set-up alone: to make one can wait for the application's kernels.
 
 use super::LAUNCH_SLOTS;
+use crate::sys::keyed::Keyed;
 use crate::sys::sync::Mutex;
 use oxygin_ffi::cuda::{Context, Cuda, CudaError, Stream};
-use std::sync::{Arc, Weak};
+use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The contexts that have some.
-static ALL: Mutex<Vec<(usize, Weak<LaunchStreams>)>> = Mutex::new(Vec::new());
+/// By context.
+static ALL: Keyed<usize, LaunchStreams> = Keyed::empty();
 
 /// The streams of launches in one context.
 struct LaunchStreams {
@@ -63,21 +65,14 @@ struct Launched {
 impl LaunchStreams {
     /// Those of a context with so many hardware queues. Makes none. With the context current.
     fn of(context: &Context, hardware_queues: u32) -> Arc<Self> {
+        let most = (hardware_queues as usize / 2).max(1);
         loop {
-            let mut all = ALL.lock();
-            all.retain(|(_, streams)| streams.strong_count() > 0);
-            let found = all.iter().find(|(id, _)| *id == context.id()).and_then(|(_, streams)| streams.upgrade());
-            let Some(found) = found else {
-                let most = (hardware_queues as usize / 2).max(1);
-                let made = Arc::new(Self { most, inner: Mutex::default() });
-                all.push((context.id(), Arc::downgrade(&made)));
-                return made;
-            };
-            drop(all);
-            if !found.have_failed() {
-                return found;
+            let Ok(streams) =
+                ALL.get_or_make(context.id(), || Ok::<_, Infallible>(Self { most, inner: Mutex::default() }));
+            if !streams.have_failed() {
+                return streams;
             }
-            ALL.lock().retain(|(_, streams)| !std::ptr::eq(streams.as_ptr(), Arc::as_ptr(&found)));
+            ALL.forget(&streams);
         }
     }
 
