@@ -49,13 +49,17 @@ impl Wait {
 /// Waits until something is so, at most until `end`. `false`: it is not.
 pub fn until(end: Instant, mut is_so: impl FnMut() -> bool) -> bool {
     let wait = Wait::begin();
-    while !is_so() {
-        if Instant::now() > end {
+    loop {
+        // First the clock: a thread that was held up looks once more.
+        let is_last = Instant::now() > end;
+        if is_so() {
+            return true;
+        }
+        if is_last {
             return false;
         }
         wait.rest();
     }
-    true
 }
 
 #[cfg(test)]
@@ -69,5 +73,23 @@ mod tests {
         assert_eq!([0, 199].map(after), [Duration::ZERO; 2]);
         assert_eq!([200, 49_999].map(after), [NAP; 2]);
         assert_eq!([50_000, 10_000_000].map(after), [LONG_NAP; 2]);
+    }
+
+    #[test]
+    fn it_looks_once_after_the_end() {
+        let mut looks = 0;
+        assert!(!until(Instant::now() - Duration::from_millis(1), || {
+            looks += 1;
+            false
+        }));
+        assert_eq!(looks, 1);
+        let held_up = Instant::now();
+        let is_so = || held_up.elapsed() > Duration::from_millis(2);
+        let look = || {
+            let so = is_so();
+            std::thread::sleep(Duration::from_millis(3));
+            so
+        };
+        assert!(until(held_up + Duration::from_millis(1), look), "what came while it was held up");
     }
 }

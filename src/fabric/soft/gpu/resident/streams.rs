@@ -13,6 +13,7 @@
 use super::LAUNCH_SLOTS;
 use crate::sys::keyed::Keyed;
 use crate::sys::sync::Mutex;
+use crate::sys::wait::until;
 use oxygin_ffi::cuda::{Context, Cuda, CudaError, Stream};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -174,15 +175,12 @@ impl Member {
     }
 
     fn take(&self, launch: Launched, end: Instant) -> Result<Option<Arc<Stream>>, CudaError> {
-        loop {
-            // First the clock: a thread that was held up asks once more.
-            let is_last = Instant::now() > end;
-            let taken = take(&mut self.streams.inner.lock().places, launch, |stream| stream.is_done())?;
-            if taken.is_some() || is_last {
-                return Ok(taken);
-            }
-            std::hint::spin_loop();
-        }
+        let mut taken = Ok(None);
+        until(end, || {
+            taken = take(&mut self.streams.inner.lock().places, launch, |stream| stream.is_done());
+            !matches!(taken, Ok(None))
+        });
+        taken
     }
 
     /// The launch for a launch slot is late: its stream comes last from here on.
