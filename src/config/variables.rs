@@ -147,7 +147,7 @@ const GENERAL: &[Variable] = &[
         default: "8",
         meaning: "CUDA's own: how many hardware queues the streams of a process have on a GPU. Where ranks of one \
                   process share a GPU the log asks for 32: streams that share a queue wait for each other. Kernels of \
-                  this library use half as many streams at most.",
+                  this library use half as many streams, two at least.",
         accepted: "1 to 32",
         apply: |config, text| within(text, 1, 32).map(|value| config.hardware_queues = value),
     },

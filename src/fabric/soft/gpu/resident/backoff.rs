@@ -43,6 +43,12 @@ impl Backoff {
         }
     }
 
+    /// There was no stream for a launch. It cost next to nothing, and the launches that have them end within
+    /// milliseconds, unless they are late themselves.
+    pub fn no_stream(&mut self, now: Instant) {
+        self.until = self.until.max(Some(now + PAUSE));
+    }
+
     /// The driver has refused a launch, for something that may pass.
     pub fn refused(&mut self, now: Instant) {
         let until = now + PAUSE * (1 << self.refused.min(REFUSED_DOUBLED));
@@ -86,6 +92,20 @@ mod tests {
         assert!(backoff.allows(now));
         backoff.late(now);
         assert!(backoff.allows(now), "one that is late says nothing of the others");
+    }
+
+    #[test]
+    fn the_pause_for_want_of_a_stream_is_always_the_same() {
+        let (mut backoff, mut now) = (Backoff::default(), Instant::now());
+        for _ in 0..3 * LAUNCH_SLOTS {
+            backoff.no_stream(now);
+            assert!(!backoff.allows(now + PAUSE - Duration::from_nanos(1)));
+            now += PAUSE;
+            assert!(backoff.allows(now));
+        }
+        (0..LAUNCH_SLOTS + 1).for_each(|_| backoff.late(now));
+        backoff.no_stream(now);
+        assert!(!backoff.allows(now + PAUSE), "it shortens no other pause");
     }
 
     #[test]

@@ -124,15 +124,16 @@ impl<S: Slot> Launches<S> {
     /// was asked for at `since`.
     pub fn give_up_if_late(&mut self, number: usize, since: Instant, now: Instant) -> bool {
         let is_late = now.saturating_duration_since(since) > LATE;
+        let request = self.request.as_ref().filter(|(its, _)| *its == number).map(|(_, request)| request);
         // One that is late and that the thread has not come to is none from here on.
-        let is_none = self
-            .request
-            .as_ref()
-            .is_some_and(|(its, request)| *its == number && (request.fate().is_none() || is_late && request.cancel()));
+        let is_none = request.is_some_and(|request| request.fate().is_none() || is_late && request.cancel());
         if !is_none && !is_late {
             return false;
         }
-        self.backoff.late(now);
+        match request.map(|request| request.fate()) {
+            Some(Fate::NotFree) => self.backoff.no_stream(now),
+            _ => self.backoff.late(now),
+        }
         self.late += 1;
         if is_none {
             self.forget_request(now);

@@ -66,7 +66,8 @@ struct Launched {
 impl LaunchStreams {
     /// Those of a context with so many hardware queues. Makes none. With the context current.
     fn of(context: &Context, hardware_queues: u32) -> Arc<Self> {
-        let most = (hardware_queues as usize / 2).max(1);
+        // With one for each launch slot at least: of so few queues every one is shared anyway.
+        let most = (hardware_queues as usize / 2).max(LAUNCH_SLOTS);
         loop {
             let Ok(streams) =
                 ALL.get_or_make(context.id(), || Ok::<_, Infallible>(Self { most, inner: Mutex::default() }));
