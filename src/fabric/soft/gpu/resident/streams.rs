@@ -66,8 +66,7 @@ struct Launched {
 impl LaunchStreams {
     /// Those of a context with so many hardware queues. Makes none. With the context current.
     fn of(context: &Context, hardware_queues: u32) -> Arc<Self> {
-        // With one for each launch slot at least: of so few queues every one is shared anyway.
-        let most = (hardware_queues as usize / 2).max(LAUNCH_SLOTS);
+        let most = part_of(hardware_queues);
         loop {
             let Ok(streams) =
                 ALL.get_or_make(context.id(), || Ok::<_, Infallible>(Self { most, inner: Mutex::default() }));
@@ -106,6 +105,12 @@ impl Drop for LaunchStreams {
         let inner = std::mem::take(&mut *self.inner.lock());
         std::mem::forget((inner.places, inner.bringing));
     }
+}
+
+/// How many streams launches have in a context with so many hardware queues: one for each launch slot at least, since
+/// of so few queues every one is shared anyway.
+fn part_of(hardware_queues: u32) -> usize {
+    (hardware_queues as usize / 2).max(LAUNCH_SLOTS)
 }
 
 /// Takes the first stream that is free, or is found to be by `is_done`, for a launch, unless the one before in its
@@ -242,6 +247,11 @@ mod tests {
 
     fn uses(places: &[Place<usize>]) -> Vec<Use> {
         places.iter().map(|place| place.used).collect()
+    }
+
+    #[test]
+    fn half_of_the_queues_are_left_but_a_launch_can_always_follow_one_that_runs() {
+        assert_eq!([1, 2, 3, 4, 5, 8, 32].map(part_of), [2, 2, 2, 2, 2, 4, 16]);
     }
 
     #[test]
