@@ -22,14 +22,9 @@ __global__ void nothing() {}
 __global__ void mark(volatile unsigned* at) { *at = 1; }
 
 // What takes a little while and waits for nothing.
-__global__ void linger(unsigned long long ns) {
-    const auto now = [] {
-        unsigned long long time;
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
-        return time;
-    };
-    const unsigned long long started = now();
-    while (now() - started < ns) {
+__global__ void linger(uint64_t ns) {
+    const uint64_t started = now_ns();
+    while (now_ns() - started < ns) {
     }
 }
 
@@ -65,20 +60,12 @@ __global__ void __launch_bounds__(THREADS, 1)
 // A context that is the current one as long as it lives.
 class Context {
   public:
-    explicit Context(int gpu) {
-        CUdevice device{};
-        driver_check(DRIVER(cuDeviceGet)(&device, gpu), "cuDeviceGet");
-#if CUDA_VERSION >= 13000
-        driver_check(DRIVER(cuCtxCreate)(&made_, nullptr, 0, device), "cuCtxCreate");
-#else
-        driver_check(DRIVER(cuCtxCreate)(&made_, 0, device), "cuCtxCreate");
-#endif
-    }
+    explicit Context(int gpu) : made_(new_context(gpu)) {}
     ~Context() { DRIVER(cuCtxDestroy)(made_); }
     void enter() const { driver_check(DRIVER(cuCtxSetCurrent)(made_), "cuCtxSetCurrent"); }
 
   private:
-    CUcontext made_{};
+    CUcontext made_;
 };
 
 using Streams = std::vector<cudaStream_t>;
@@ -141,7 +128,7 @@ struct Further {
 
 class Crowd {
   public:
-    Crowd(int gpu, const Further& further) : context_(gpu), further_(further), everyone_(RANKS, Arrived{}) {
+    Crowd(int gpu, const Further& further) : context_(gpu), further_(further), everyone_(RANKS) {
         CUDA(cudaHostAlloc(&progress_, sizeof *progress_, cudaHostAllocMapped));
         CUDA(cudaMalloc(&begun_, 8));
         CUDA(cudaMalloc(&kept_, 1 << 20));
@@ -172,34 +159,28 @@ class Crowd {
     long launches() const { return launches_; }
 
   private:
-    struct Arrived {
-        void operator()() noexcept {}
-    };
-
     Context context_;
     const Further& further_;
     Progress* progress_{};
     unsigned long long* begun_{};
     double* kept_{};
-    Streams ranks_, others_;
+    Streams ranks_;
+    std::vector<Streams> others_;  // of each rank
     std::atomic<int> batch_{0};
     std::atomic<long> launches_{0};
     std::atomic<bool> is_over_{false};
-    std::barrier<Arrived> everyone_;
+    std::barrier<> everyone_;
 
     // Streams that get their first work here: the further ones, then the ranks'.
     void prepare() {
-        others_ = streams(RANKS * further_.made, true), ranks_ = streams(RANKS);
-        for (auto stream : others_) linger<<<1, 32, 0, stream>>>(100);
+        for (int rank = 0; rank < RANKS; rank++) others_.push_back(streams(further_.made, true));
+        ranks_ = streams(RANKS);
+        for (auto& its : others_)
+            for (auto stream : its) linger<<<1, 32, 0, stream>>>(100);
         CUDA(cudaDeviceSynchronize());
-        if (further_.is_destroyed) {
-            Streams used;
-            for (size_t i = 0; i < others_.size(); i++) {
-                if (int(i) % further_.made < further_.used) used.push_back(others_[i]);
-                else CUDA(cudaStreamDestroy(others_[i]));
-            }
-            others_ = used;
-        }
+        if (further_.is_destroyed)
+            for (auto& its : others_)
+                for (int i = further_.used; i < further_.made; i++) CUDA(cudaStreamDestroy(its[i]));
         for (auto stream : ranks_) {
             wait_for_all<<<1, THREADS, 0, stream>>>(progress_, begun_, 0, 0, kept_);
             CUDA(cudaDeviceSynchronize());
@@ -224,9 +205,8 @@ class Crowd {
 
     void keep_busy(int rank) {
         context_.enter();
-        const size_t each = further_.is_destroyed ? further_.used : further_.made;
         for (size_t turn = 0; !is_over_; turn++) {
-            const auto stream = others_[rank * each + turn % further_.used];
+            const auto stream = others_[rank][turn % further_.used];
             if (cudaStreamQuery(stream) == cudaSuccess) {
                 linger<<<1, 32, 0, stream>>>(further_.life_us * 1000ull);
                 launches_++;
@@ -269,7 +249,6 @@ PROGRAM(hardware_queues) {
     rank.note(format("hardware queues: %s", queues ? queues : "8, CUDA's default"));
     all_standing(rank);
     all_crowds(rank);
-    CUDA(cudaSetDevice(rank.gpu()));
 }
 
 }  // namespace hardware_queues_program

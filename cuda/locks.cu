@@ -52,14 +52,8 @@ struct Context {
     CUcontext own{}, application{};
 
     explicit Context(int gpu) {
-        CUdevice device{};
-        driver_check(DRIVER(cuDeviceGet)(&device, gpu), "cuDeviceGet");
         driver_check(DRIVER(cuCtxGetCurrent)(&application), "cuCtxGetCurrent");
-#if CUDA_VERSION >= 13000
-        driver_check(DRIVER(cuCtxCreate)(&own, nullptr, 0, device), "cuCtxCreate");
-#else
-        driver_check(DRIVER(cuCtxCreate)(&own, 0, device), "cuCtxCreate");
-#endif
+        own = new_context(gpu);
     }
 };
 

@@ -39,12 +39,6 @@ struct Outcome {
     uint64_t round;
 };
 
-__device__ inline uint64_t now_ns() {
-    uint64_t ns;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
-    return ns;
-}
-
 constexpr uint64_t WAIT_LIMIT_NS = 8'000'000'000;
 
 __device__ inline void report(Outcome* out, uint32_t kind, uint32_t where, uint64_t wanted, uint64_t found, uint64_t round) {

@@ -19,6 +19,12 @@
 
 constexpr int MAX_RANKS = 64;
 
+__device__ inline uint64_t now_ns() {
+    uint64_t ns;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+    return ns;
+}
+
 // What a rank's body throws: the reason that FAIL prints.
 struct Failure : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -78,7 +84,7 @@ struct Options {
     std::vector<std::string> programs;
     int blocks = 16;           // alltoall: of the kernel between barriers
     bool gin_barrier = false;  // alltoall: nothing but that
-    std::string only;          // busy_host: the calls, flood: the cases that have this in their name
+    std::string only;          // busy_host: the calls; flood, hardware_queues: the cases that have this in their name
 };
 
 class Rank;

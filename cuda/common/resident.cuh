@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include <cuda_runtime.h>
+#include "ranks.cuh"
 
 namespace {
 
@@ -30,21 +30,16 @@ constexpr uint64_t IDLE_LIMIT_NS = 200'000'000;
 // One warp that carries out the commands 1, 2, 3, ... until it is told to stop, or for 200 ms is told nothing.
 __global__ void resident(const Command* command) {
     const int lane = threadIdx.x;
-    auto now = [] {
-        uint64_t ns;
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
-        return ns;
-    };
     for (uint64_t number = 1;; number++) {
         uint64_t low, high;
-        const uint64_t started = now();
+        const uint64_t started = now_ns();
         while (true) {
             asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];"
                          : "=l"(low), "=l"(high)
                          : "l"(command->part[lane % 4])
                          : "memory");
             if (__all_sync(~0u, (low ^ number << 48) >> 48 == 0 && (high ^ number << 48) >> 48 == 0)) break;
-            if (__any_sync(~0u, now() - started > IDLE_LIMIT_NS)) return;
+            if (__any_sync(~0u, now_ns() - started > IDLE_LIMIT_NS)) return;
         }
         const uint64_t address = high << 48 | low << 16 >> 16;
         const auto from = reinterpret_cast<const volatile unsigned long long*>(__shfl_sync(~0u, address, 0));

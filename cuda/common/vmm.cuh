@@ -31,6 +31,19 @@ inline void driver_check(CUresult result, const char* what) {
     throw Failure(format("%s: %s", what, text ? text : "an unknown error"));
 }
 
+// A context of its own on a GPU, which is the thread's current one from here on.
+inline CUcontext new_context(int gpu) {
+    CUdevice device{};
+    CUcontext made{};
+    driver_check(DRIVER(cuDeviceGet)(&device, gpu), "cuDeviceGet");
+#if CUDA_VERSION >= 13000
+    driver_check(DRIVER(cuCtxCreate)(&made, nullptr, 0, device), "cuCtxCreate");
+#else
+    driver_check(DRIVER(cuCtxCreate)(&made, 0, device), "cuCtxCreate");
+#endif
+    return made;
+}
+
 enum class Where { GPU, HOST };
 
 // Several physical allocations behind one range of addresses. The current device's GPU and every GPU that reaches it get
