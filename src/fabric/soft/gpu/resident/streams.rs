@@ -34,7 +34,7 @@ struct Inner {
     places: Vec<Place<Arc<Stream>>>,
     /// For memory that is to be brought to the GPU: never behind a launch.
     bringing: Option<Arc<Stream>>,
-    /// Kernels that have joined and not left, and all that ever have.
+    /// Kernels that have joined and not left, and all that have while there was one.
     members: usize,
     joined: u64,
 }
@@ -221,10 +221,9 @@ impl Member {
             return;
         }
         let was = std::mem::take(&mut *inner);
-        inner.joined = was.joined;
         drop(inner);
-        for Place { stream, used } in was.places {
-            if used != Use::Free && !stream.is_done().unwrap_or(false) {
+        for Place { stream, .. } in was.places {
+            if !stream.is_done().unwrap_or(false) {
                 std::mem::forget(stream);
             }
         }
