@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/clock.cuh"
 #include "common/vmm.cuh"
 
 namespace hardware_queues_program {

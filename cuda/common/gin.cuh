@@ -6,6 +6,7 @@
 
 #include <nccl_device.h>
 
+#include "clock.cuh"
 #include "ranks.cuh"
 
 #if NCCL_VERSION_CODE < 22907

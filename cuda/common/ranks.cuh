@@ -19,12 +19,6 @@
 
 constexpr int MAX_RANKS = 64;
 
-__device__ inline uint64_t now_ns() {
-    uint64_t ns;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
-    return ns;
-}
-
 // What a rank's body throws: the reason that FAIL prints.
 struct Failure : std::runtime_error {
     using std::runtime_error::runtime_error;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "clock.cuh"
 #include "ranks.cuh"
 
 namespace {
