@@ -22,7 +22,8 @@ fn at_once<C: Send>(cases: impl IntoIterator<Item = C>, test: impl Fn(C) + Sync)
 
 #[test]
 fn a_missing_rank_is_named_by_all() {
-    let exchanges = exchanges(&config(1.0), 4);
+    // A rank that a busy machine holds up is not missing.
+    let exchanges = exchanges(&config(5.0), 4);
     let together = Barrier::new(3);
     let sentences = each(&exchanges, |exchange, rank| {
         if rank == 2 {
@@ -33,7 +34,7 @@ fn a_missing_rank_is_named_by_all() {
     });
     for sentence in sentences.into_iter().flatten() {
         assert!(sentence.starts_with("createContext: rank 2 (127.0.0.1:"), "{sentence}");
-        assert!(sentence.contains("did not come within 1 s"), "{sentence}");
+        assert!(sentence.contains("did not come within 5 s"), "{sentence}");
     }
 }
 
