@@ -101,23 +101,29 @@ impl Launcher {
             SlotMemory { host, device: pinned.device() + (i * code.bytes) as u64 }
         };
         let memories: Vec<_> = (0..LAUNCH_SLOTS).map(memory).collect();
-        let objects = Objects { kernel, _pinned: pinned };
+        let objects = ManuallyDrop::new(Mutex::new(Some(Objects { kernel, _pinned: pinned })));
         let streams = Member::join(context, hardware_queues)?;
+        let (has_said, stays) = (AtomicBool::new(false), AtomicBool::new(false));
+        let launcher = Self { code, objects, streams, has_said, stays };
         for (slot, memory) in memories.iter().enumerate() {
-            let what = first(slot, *memory);
-            // SAFETY: the objects stay until all are gone (`end`), or for ever.
-            let launched =
-                streams.launch(slot, FREE_AT_SET_UP_WITHIN, |stream| unsafe { objects.launch(stream, what) });
+            let launched = launcher.launch(first(slot, *memory), FREE_AT_SET_UP_WITHIN);
             if !matches!(launched, Ok(true)) {
-                // The first one may run.
-                std::mem::forget(objects);
-                streams.leave();
+                // The first one may run still.
+                launcher.end(FREE_AT_SET_UP_WITHIN);
                 return launched.map(|_| None);
             }
         }
-        let objects = ManuallyDrop::new(Mutex::new(Some(objects)));
-        let (has_said, stays) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Some((Arc::new(Self { code, objects, streams, has_said, stays }), memories)))
+        Ok(Some((Arc::new(launcher), memories)))
+    }
+
+    /// Launches it in the first stream that is free within so long, with the context current. `false`: none was, or the
+    /// end has come; nothing is launched.
+    fn launch(&self, what: Launch, within: Duration) -> Result<bool, CudaError> {
+        let objects = self.objects.lock();
+        let Some(objects) = &*objects else { return Ok(false) };
+        // SAFETY: `end` alone frees the objects, when all launches are gone, or leaves them for ever; a kernel is told
+        // only of memory that stays until it is done with it.
+        self.streams.launch(what.slot, within, |stream| unsafe { objects.launch(stream, what) })
     }
 
     /// The driver has refused a launch: says so, once where it may pass.
@@ -251,13 +257,7 @@ impl Request {
         if !self.turn(Fate::Taken) {
             return;
         }
-        let launched = context.enter().and_then(|_current| {
-            let objects = launcher.objects.lock();
-            let Some(objects) = &*objects else { return Ok(false) };
-            // SAFETY: the objects are freed by `end` alone, on this thread, when all are gone; a kernel is told only of
-            // memory that stays until it is done with it.
-            launcher.streams.launch(what.slot, ENDED_WITHIN, |stream| unsafe { objects.launch(stream, what) })
-        });
+        let launched = context.enter().and_then(|_current| launcher.launch(what, ENDED_WITHIN));
         let fate = match launched {
             Ok(true) => Fate::Launched,
             Ok(false) => Fate::NotFree,
