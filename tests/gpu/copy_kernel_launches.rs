@@ -217,6 +217,34 @@ fn launches_of_all_ranks_leave_half_of_the_hardware_queues() {
     assert_eq!(fake.launched(), 0);
 }
 
+/// Late launches of two ranks have all streams while the third one is set up: it has its kernel when they are gone.
+#[test]
+fn a_rank_that_finds_no_stream_at_set_up_has_its_kernel_later() {
+    const RANKS: usize = 3;
+    let fake = take();
+    fake.hold_launches(1000);
+    job(RANKS, 2, |r| {
+        let _context = fake.enter(0);
+        let [src, dst] = [(), ()].map(|()| fake.window(r, 0, 8, 0));
+        r.job.barrier.wait();
+        if r.rank == 0 {
+            assert_eq!(fake.held_launches(), 4, "first launches that stand");
+            fake.hold_launches(0);
+        }
+        for one in 0..RANKS {
+            r.job.barrier.wait();
+            if r.rank == one {
+                let (peer, before) = ((r.rank + 1) % RANKS, fake.commands());
+                let burst = || put_burst(r, [&src, &dst], peer, |_| None);
+                repeat_until("its kernel carries", burst, || fake.commands() >= before + 8);
+            }
+        }
+        r.job.barrier.wait();
+    });
+    fake.check();
+    assert_eq!(fake.launched(), 0);
+}
+
 /// Now this launch is late, now that one, while all kinds of small operations are under way.
 #[test]
 fn order_is_kept_from_slot_to_slot() {

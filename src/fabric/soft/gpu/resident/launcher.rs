@@ -78,20 +78,20 @@ pub struct Launcher {
     stays: AtomicBool,
 }
 
-/// A kernel that can be launched, and its launch slots' memory.
-pub type Opened = (Arc<Launcher>, Vec<SlotMemory>);
+/// A kernel that can be launched, its launch slots' memory, and in how many of them it was run once, from the first on.
+pub type Opened = (Arc<Launcher>, Vec<SlotMemory>, usize);
 
 impl Launcher {
     /// Loads it and runs it once for each launch slot, as `first` says, briefly, so that the driver has done what it
     /// does at a first launch. Set-up only: it may wait for kernels. In the application's context, which has so many
-    /// hardware queues. Returns the memory of the launch slots, which is freed by `end` alone. `None`: launches of
-    /// other ranks, which wait for room on the GPU, have all streams.
+    /// hardware queues. Where launches of others, which wait for room on the GPU, have all streams, the rest are not
+    /// run: the driver does then what it does when they are launched. The launch slots' memory is freed by `end` alone.
     pub fn open(
         context: &Context,
         hardware_queues: u32,
         code: Code,
         first: impl Fn(usize, SlotMemory) -> Launch,
-    ) -> Result<Option<Opened>, CudaError> {
+    ) -> Result<Opened, CudaError> {
         let cuda = context.cuda();
         let kernel = Kernel::load(cuda, &code.ptx, code.entry)?;
         let pinned = Pinned::alloc(cuda, LAUNCH_SLOTS * code.bytes)?;
@@ -105,15 +105,19 @@ impl Launcher {
         let streams = Member::join(context, hardware_queues)?;
         let (has_said, stays) = (AtomicBool::new(false), AtomicBool::new(false));
         let launcher = Self { code, objects, streams, has_said, stays };
+        let mut run = 0;
         for (slot, memory) in memories.iter().enumerate() {
-            let launched = launcher.launch(first(slot, *memory), FREE_AT_SET_UP_WITHIN);
-            if !matches!(launched, Ok(true)) {
-                // The first one may run still.
-                launcher.end(FREE_AT_SET_UP_WITHIN);
-                return launched.map(|_| None);
+            match launcher.launch(first(slot, *memory), FREE_AT_SET_UP_WITHIN) {
+                Ok(true) => run += 1,
+                Ok(false) => break,
+                Err(e) => {
+                    // The first one may run still.
+                    launcher.end(FREE_AT_SET_UP_WITHIN);
+                    return Err(e);
+                }
             }
         }
-        Ok(Some((Arc::new(launcher), memories)))
+        Ok((Arc::new(launcher), memories, run))
     }
 
     /// Launches it in the first stream that is free within so long, with the context current. `false`: none was, or the

@@ -54,8 +54,8 @@ pub struct Launches<S> {
 
 impl<S: Slot> Launches<S> {
     /// Loads the kernel and runs it once for each launch slot, as `first` says ([`Launcher::open`]). `slot` makes a
-    /// launch slot of its number and memory, which is a part of its own, zeroed, and stays until `close` says that all
-    /// have ended. Set-up only: it may wait for kernels.
+    /// launch slot, one that has been run, of its number and memory, which is a part of its own, zeroed, and stays until
+    /// `close` says that all have ended. Set-up only: it may wait for kernels.
     pub fn open(
         rank: u32,
         app: &Arc<AppThread>,
@@ -69,8 +69,10 @@ impl<S: Slot> Launches<S> {
         let queues = app.hardware_queues();
         let opened = app.run(SET_UP_WITHIN, move |context| {
             let opened = Launcher::open(context, queues, code, first).map_err(|e| e.to_string())?;
-            let (launcher, memories) = opened.ok_or("other ranks' launches that wait for the GPU have all streams")?;
-            let slots = memories.into_iter().enumerate().map(|(number, memory)| slot(number, memory)).collect();
+            let (launcher, memories, run) = opened;
+            let mut slots: Vec<S> =
+                memories.into_iter().enumerate().map(|(number, memory)| slot(number, memory)).collect();
+            slots[run..].iter_mut().for_each(Slot::take_back);
             Ok::<_, String>((launcher, slots))
         });
         let opened = opened.ok_or("the application's context is gone, or a call of the driver stands")?;
