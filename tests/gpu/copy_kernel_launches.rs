@@ -220,21 +220,35 @@ fn launches_of_all_ranks_leave_half_of_the_hardware_queues() {
 /// Late launches of two ranks have all streams while the third one is set up: it has its kernel when they are gone.
 #[test]
 fn a_rank_that_finds_no_stream_at_set_up_has_its_kernel_later() {
-    const RANKS: usize = 3;
     let fake = take();
     fake.hold_launches(1000);
-    job(RANKS, 2, |r| {
+    each_has_its_kernel(&fake, 3, || {
+        assert_eq!(fake.held_launches(), 4, "first launches that stand");
+        fake.hold_launches(0);
+    });
+}
+
+/// The GPU has no memory for a launch at set-up, and has it later.
+#[test]
+fn a_rank_whose_first_launch_is_refused_for_now_has_its_kernel_later() {
+    let fake = take();
+    fake.inject("cuLaunchKernel", 2);
+    each_has_its_kernel(&fake, 2, || ());
+}
+
+/// Ranks are set up and, after `then`, put one after another until the kernel carries, which is their own.
+fn each_has_its_kernel(fake: &Fake, ranks: usize, then: impl Fn() + Sync) {
+    job(ranks, 2, |r| {
         let _context = fake.enter(0);
         let [src, dst] = [(), ()].map(|()| fake.window(r, 0, 8, 0));
         r.job.barrier.wait();
         if r.rank == 0 {
-            assert_eq!(fake.held_launches(), 4, "first launches that stand");
-            fake.hold_launches(0);
+            then();
         }
-        for one in 0..RANKS {
+        for one in 0..ranks {
             r.job.barrier.wait();
             if r.rank == one {
-                let (peer, before) = ((r.rank + 1) % RANKS, fake.commands());
+                let (peer, before) = ((r.rank + 1) % ranks, fake.commands());
                 let burst = || put_burst(r, [&src, &dst], peer, |_| None);
                 repeat_until("its kernel carries", burst, || fake.commands() >= before + 8);
             }
