@@ -84,8 +84,9 @@ pub type Opened = (Arc<Launcher>, Vec<SlotMemory>, usize);
 impl Launcher {
     /// Loads it and runs it once for each launch slot, as `first` says, briefly, so that the driver has done what it
     /// does at a first launch. Set-up only: it may wait for kernels. In the application's context, which has so many
-    /// hardware queues. Where launches of others, which wait for room on the GPU, have all streams, or the driver refuses
-    /// one for something that may pass, the rest are not run: the driver does what it does when they are launched. The launch slots' memory is freed by `end` alone.
+    /// hardware queues. Where launches of others, which wait for room on the GPU, have all streams, or the driver
+    /// refuses one for something that may pass, the rest are not run: the driver does what it does when they are
+    /// launched. The launch slots' memory is freed by `end` alone.
     pub fn open(
         context: &Context,
         hardware_queues: u32,

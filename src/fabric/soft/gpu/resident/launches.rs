@@ -54,8 +54,8 @@ pub struct Launches<S> {
 
 impl<S: Slot> Launches<S> {
     /// Loads the kernel and runs it once for each launch slot, as `first` says ([`Launcher::open`]). `slot` makes a
-    /// launch slot, one that has been run, of its number and memory, which is a part of its own, zeroed, and stays until
-    /// `close` says that all have ended. Set-up only: it may wait for kernels.
+    /// launch slot, one that has been run, of its number and memory, which is a part of its own, zeroed, and stays
+    /// until `close` says that all have ended. Set-up only: it may wait for kernels.
     pub fn open(
         rank: u32,
         app: &Arc<AppThread>,
