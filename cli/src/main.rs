@@ -84,7 +84,7 @@ fn main() -> ExitCode {
         Command::Perf(args) => perf::run(*args).map(Ending::from),
         Command::Check(args) => check::run(args).map(Ending::from),
         Command::Stats(args) => stats::run(args).map(Ending::from),
-        Command::Top(args) => top::run(args).map(Ending::from),
+        Command::Top(args) => top::run(args),
         Command::Pages(args) => pages::run(args, Cli::command()).map(Ending::from),
     };
     match outcome {

@@ -21,15 +21,18 @@ use std::time::{Duration, Instant};
 const OXYGIN: &str = env!("CARGO_BIN_EXE_oxygin");
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Starts `oxygin top` on a terminal, which is its own alone.
-fn on_terminal(terminal: &OwnedFd, line: &str) -> Child {
+/// Starts `oxygin top` on a terminal, which is its own alone, as `nohup` would if it `ignores` that one goes.
+fn on_terminal(terminal: &OwnedFd, line: &str, ignores: bool) -> Child {
     let mut command = Command::new(OXYGIN);
     command.arg("top").args(line.split_whitespace());
     let end = || Stdio::from(terminal.try_clone().expect("a descriptor"));
     command.stdin(end()).stdout(end()).stderr(end());
-    // SAFETY: two system calls alone; the terminal of whoever runs the tests is not the child's.
+    // SAFETY: system calls alone; the terminal of whoever runs the tests is not the child's.
     unsafe {
-        command.pre_exec(|| {
+        command.pre_exec(move || {
+            if ignores {
+                libc::signal(libc::SIGHUP, libc::SIG_IGN);
+            }
             nix::unistd::setsid()?;
             Errno::result(libc::ioctl(0, libc::TIOCSCTTY, 0)).map(drop).map_err(Into::into)
         })
@@ -53,7 +56,7 @@ impl Top {
     fn sized(line: &str, rows: u16, columns: u16) -> Self {
         let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         let pty = openpty(Some(&size), None).expect("a terminal");
-        let child = on_terminal(&pty.slave, line);
+        let child = on_terminal(&pty.slave, line, false);
         let keyboard = File::from(pty.master);
         let screen = Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 0)));
         let (mut from, to) = (keyboard.try_clone().expect("a descriptor"), screen.clone());
@@ -194,31 +197,33 @@ fn gives_the_terminal_back_when_it_is_asked_to_end() {
     }
 }
 
-/// A window that is closed, a connection that breaks.
+/// A window that is closed, a connection that breaks. What fails by it comes before the signal, behind it, or alone.
 #[test]
 fn ends_with_its_terminal() {
-    let pty = openpty(None, None).expect("a terminal");
-    fcntl(pty.master.as_raw_fd(), FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).expect("a descriptor");
-    let mut child = on_terminal(&pty.slave, "--interval 600");
-    drop(pty.slave);
-    let mut keyboard = File::from(pty.master);
-    let mut drawn = [0; 64];
-    assert!(keyboard.read(&mut drawn).expect("a terminal") > 0);
-    // It waits for keys by then.
-    std::thread::sleep(Duration::from_millis(500));
-    drop(keyboard);
-    let end = Instant::now() + LIMIT;
-    let status = loop {
-        match child.try_wait().expect("a child") {
-            Some(status) => break status,
-            None if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
-            None => {
-                let _ = child.kill();
-                panic!("it still runs");
+    for (line, ignores) in [("--interval 600", false), ("--interval 0.1", false), ("--interval 0.1", true)] {
+        let pty = openpty(None, None).expect("a terminal");
+        fcntl(pty.master.as_raw_fd(), FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).expect("a descriptor");
+        let mut child = on_terminal(&pty.slave, line, ignores);
+        drop(pty.slave);
+        let mut keyboard = File::from(pty.master);
+        let mut drawn = [0; 64];
+        assert!(keyboard.read(&mut drawn).expect("a terminal") > 0);
+        // It waits for keys by then.
+        std::thread::sleep(Duration::from_millis(500));
+        drop(keyboard);
+        let end = Instant::now() + LIMIT;
+        let status = loop {
+            match child.try_wait().expect("a child") {
+                Some(status) => break status,
+                None if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+                None => {
+                    let _ = child.kill();
+                    panic!("{line}: it still runs");
+                }
             }
-        }
-    };
-    assert_eq!(status.code(), Some(128 + libc::SIGHUP), "{status}");
+        };
+        assert_eq!(status.code(), Some(128 + libc::SIGHUP), "{line}: {status}");
+    }
 }
 
 #[test]

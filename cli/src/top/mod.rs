@@ -4,7 +4,9 @@ mod rates;
 mod screen;
 mod view;
 
+use crate::ending::Ending;
 use crate::stats;
+use nix::sys::signal::Signal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use rates::Rates;
 use screen::Screen;
@@ -28,8 +30,8 @@ fn interval(text: &str) -> Result<f64, String> {
     (0.1..=3600.0).contains(&value).then_some(value).ok_or_else(|| "0.1 to 3600 seconds".into())
 }
 
-/// Runs it until `q`; true: it ended as it should.
-pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
+/// Runs it until `q`, or as long as there is a terminal.
+pub fn run(args: Args) -> Result<Ending, Box<dyn Error>> {
     if !stdin().is_terminal() || !stdout().is_terminal() {
         return Err("top needs a terminal on its input and output; `oxygin stats` prints the same numbers once".into());
     }
@@ -42,8 +44,13 @@ pub fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     let mut screen = Screen::take()?;
     let outcome = watch(&mut screen, &args);
     // Also after an error: the terminal is the user's.
-    screen.give_back()?;
-    outcome.map(|()| true)
+    let given_back = screen.give_back();
+    if screen::has_gone() {
+        // What it was used for failed. The signal may come later, or is ignored.
+        return Ok(Ending::Stopped(Signal::SIGHUP));
+    }
+    given_back?;
+    outcome.map(|()| Ending::Well)
 }
 
 fn watch(screen: &mut Screen, args: &Args) -> Result<(), Box<dyn Error>> {

@@ -3,12 +3,18 @@
 use super::view::View;
 use crate::ending::Ending;
 use crate::signals::Signals;
+use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
+use nix::sys::signal::Signal;
 use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{disable_raw_mode, LeaveAlternateScreen};
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::Mutex;
 use std::time::Duration;
+
+/// How often it is looked whether the terminal is there.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Whoever holds it writes to the terminal.
 static WRITES: Mutex<()> = Mutex::new(());
@@ -41,11 +47,20 @@ impl Screen {
     }
 }
 
-/// Waits for a signal, gives the terminal back and ends the program.
+/// Whether the terminal has gone: its window was closed, its connection broke.
+pub fn has_gone() -> bool {
+    let input = io::stdin();
+    let mut asked = [PollFd::new(input.as_fd(), PollFlags::empty())];
+    let found = poll(&mut asked, PollTimeout::ZERO);
+    found.is_ok() && asked[0].revents().is_some_and(|found| found.contains(PollFlags::POLLHUP))
+}
+
+/// Waits for a signal, or until the terminal has gone (the signal that says so may be ignored: `nohup`), gives the terminal back and ends the program.
 fn end_by(mut signals: Signals) {
     let signal = loop {
-        match signals.next(None) {
+        match signals.next(Some(LOOK_EVERY)) {
             Ok(Some(event)) => break event.signal,
+            Ok(None) if has_gone() => break Signal::SIGHUP,
             Ok(None) => {}
             Err(_) => return,
         }
