@@ -39,11 +39,12 @@ impl Screen {
     }
 
     /// Gives it back.
-    pub fn give_back(self) -> io::Result<()> {
-        // It shows the cursor as it goes.
-        drop(self.0);
+    pub fn give_back(mut self) -> io::Result<()> {
         let _writes = WRITES.lock();
-        ratatui::try_restore()
+        let shown = self.0.show_cursor();
+        // As it goes it would say on standard error that it could not show it, and panic where that has gone, too.
+        std::mem::forget(self.0);
+        shown.and(ratatui::try_restore())
     }
 }
 
@@ -55,7 +56,8 @@ pub fn has_gone() -> bool {
     found.is_ok() && asked[0].revents().is_some_and(|found| found.contains(PollFlags::POLLHUP))
 }
 
-/// Waits for a signal, or until the terminal has gone (the signal that says so may be ignored: `nohup`), gives the terminal back and ends the program.
+/// Waits for a signal, or until the terminal has gone, since the signal that says so may be ignored (`nohup`); gives the
+/// terminal back and ends the program.
 fn end_by(mut signals: Signals) {
     let signal = loop {
         match signals.next(Some(LOOK_EVERY)) {
