@@ -56,7 +56,7 @@ pub fn has_gone() -> bool {
     found.is_ok() && asked[0].revents().is_some_and(|found| found.contains(PollFlags::POLLHUP))
 }
 
-/// Waits for a signal, or until the terminal has gone, since the signal that says so may be ignored (`nohup`); gives the
+/// Waits for a signal, or until the terminal has gone, since the signal may be ignored then (`nohup`); gives the
 /// terminal back and ends the program.
 fn end_by(mut signals: Signals) {
     let signal = loop {
