@@ -8,7 +8,7 @@ use crate::fabric::soft::gpu::app::AppThread;
 use crate::memory::gpu::cuda_error;
 use crate::sys::sync::Mutex;
 use crate::sys::wait::until;
-use oxygin_ffi::cuda::{Context, CudaError, Kernel, Pinned, Stream};
+use oxygin_ffi::cuda::{Context, CudaError, Kernel, Pinned};
 use std::borrow::Cow;
 use std::ffi::CStr;
 use std::mem::ManuallyDrop;
@@ -102,8 +102,9 @@ impl Launcher {
             SlotMemory { host, device: pinned.device() + (i * code.bytes) as u64 }
         };
         let memories: Vec<_> = (0..LAUNCH_SLOTS).map(memory).collect();
-        let objects = ManuallyDrop::new(Mutex::new(Some(Objects { kernel, _pinned: pinned })));
         let streams = Member::join(context, hardware_queues)?;
+        // From here on `end` alone frees them: a launch may need them.
+        let objects = ManuallyDrop::new(Mutex::new(Some(Objects { kernel, _pinned: pinned })));
         let (has_said, stays) = (AtomicBool::new(false), AtomicBool::new(false));
         let launcher = Self { code, objects, streams, has_said, stays };
         let mut run = 0;
@@ -124,12 +125,14 @@ impl Launcher {
 
     /// Launches it in the first stream that is free within so long, with the context current. `false`: none was, or the
     /// end has come; nothing is launched.
-    fn launch(&self, what: Launch, within: Duration) -> Result<bool, CudaError> {
+    fn launch(&self, mut what: Launch, within: Duration) -> Result<bool, CudaError> {
         let objects = self.objects.lock();
-        let Some(objects) = &*objects else { return Ok(false) };
-        // SAFETY: `end` alone frees the objects, when all launches are gone, or leaves them for ever; a kernel is told
-        // only of memory that stays until it is done with it.
-        self.streams.launch(what.slot, within, |stream| unsafe { objects.launch(stream, what) })
+        let Some(Objects { kernel, .. }) = &*objects else { return Ok(false) };
+        // SAFETY: the arguments are true. `end` alone frees the objects, when all launches are gone, or leaves them for
+        // ever; a kernel is told only of memory that stays until it is done with it.
+        self.streams.launch(what.slot, within, |stream| unsafe {
+            kernel.launch(stream, what.blocks, what.threads, &mut what.arguments)
+        })
     }
 
     /// The driver has refused a launch: says so, once where it may pass.
@@ -180,16 +183,6 @@ impl Launcher {
         }
         self.streams.leave();
         all
-    }
-}
-
-impl Objects {
-    /// # Safety
-    /// The arguments are true. The objects stay until the kernel is gone; what it will be told to touch stays until
-    /// then, too.
-    unsafe fn launch(&self, stream: &Stream, mut what: Launch) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.kernel.launch(stream, what.blocks, what.threads, &mut what.arguments) }
     }
 }
 

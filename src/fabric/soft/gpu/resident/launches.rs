@@ -68,8 +68,7 @@ impl<S: Slot> Launches<S> {
     {
         let queues = app.hardware_queues();
         let opened = app.run(SET_UP_WITHIN, move |context| {
-            let opened = Launcher::open(context, queues, code, first).map_err(|e| e.to_string())?;
-            let (launcher, memories, run) = opened;
+            let (launcher, memories, run) = Launcher::open(context, queues, code, first).map_err(|e| e.to_string())?;
             let mut slots: Vec<S> =
                 memories.into_iter().enumerate().map(|(number, memory)| slot(number, memory)).collect();
             slots[run..].iter_mut().for_each(Slot::take_back);
