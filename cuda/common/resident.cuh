@@ -4,8 +4,9 @@
 #include <cstdint>
 #include <cstring>
 
+#include <cuda_runtime.h>
+
 #include "clock.cuh"
-#include "ranks.cuh"
 
 namespace {
 
