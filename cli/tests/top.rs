@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -38,6 +38,17 @@ fn on_terminal(terminal: &OwnedFd, line: &str, ignores: bool) -> Child {
         })
     };
     command.spawn().expect("oxygin runs")
+}
+
+/// How it has ended; `None`: it has not until then.
+fn ended(child: &mut Child, end: Instant) -> Option<ExitStatus> {
+    loop {
+        let status = child.try_wait().expect("a child");
+        if status.is_some() || Instant::now() >= end {
+            return status;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// `oxygin top` on a terminal.
@@ -96,14 +107,8 @@ impl Top {
     /// It ends with this status, and leaves the terminal as it was.
     fn ends(mut self, status: i32) {
         let end = Instant::now() + LIMIT;
-        loop {
-            if let Some(ended) = self.child.try_wait().expect("a child") {
-                assert_eq!(ended.code(), Some(status), "{ended}: {}", self.text());
-                break;
-            }
-            assert!(Instant::now() < end, "it still runs:\n{}", self.text());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let ended = ended(&mut self.child, end).unwrap_or_else(|| panic!("it still runs:\n{}", self.text()));
+        assert_eq!(ended.code(), Some(status), "{ended}: {}", self.text());
         // Once all that was written to it is read.
         let has = |test: fn(&vt100::Screen) -> bool| test(self.screen.lock().unwrap().screen());
         while has(vt100::Screen::alternate_screen) || has(vt100::Screen::hide_cursor) {
@@ -211,17 +216,10 @@ fn ends_with_its_terminal() {
         // It waits for keys by then.
         std::thread::sleep(Duration::from_millis(500));
         drop(keyboard);
-        let end = Instant::now() + LIMIT;
-        let status = loop {
-            match child.try_wait().expect("a child") {
-                Some(status) => break status,
-                None if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
-                None => {
-                    let _ = child.kill();
-                    panic!("{line}: it still runs");
-                }
-            }
-        };
+        let status = ended(&mut child, Instant::now() + LIMIT).unwrap_or_else(|| {
+            let _ = child.kill();
+            panic!("{line}: it still runs")
+        });
         assert_eq!(status.code(), Some(128 + libc::SIGHUP), "{line}: {status}");
     }
 }
